@@ -1,0 +1,172 @@
+//! One attempt: its request, its limits, and what lower layers may know of it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode, header};
+use http_body::Body as _;
+use reqwest::{Body, Request, Response};
+
+use crate::continuation::{BodyIdentity, Identity};
+use crate::redirect::is_same_url;
+use crate::tracking::{Evidence, TrackedBody};
+
+/// The attempt that is being made: in the extensions of each request, for layers below.
+///
+/// ```
+/// use http::Extensions;
+/// use reqwest_idempotent_retry::Attempt;
+///
+/// // in a middleware further down:
+/// fn is_a_repeat(extensions: &Extensions) -> bool {
+///     extensions.get::<Attempt>().is_some_and(|attempt| attempt.number() > 1)
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    pub(crate) number: u32,
+    pub(crate) max_attempts: u32,
+    pub(crate) limit: Option<Duration>,
+}
+
+impl Attempt {
+    /// 1 for the first.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The most attempts that the operation may have.
+    #[must_use]
+    pub fn max_attempts(&self) -> u32 {
+        self.max_attempts
+    }
+
+    /// The longest that this attempt may take to its response head. `None`: no limit.
+    #[must_use]
+    pub fn limit(&self) -> Option<Duration> {
+        self.limit
+    }
+}
+
+/// The request that all attempts are copies of. Its body is kept apart, as bytes that are shared.
+#[derive(Debug)]
+pub(crate) struct Template {
+    /// `None` once the last permitted attempt has taken it.
+    request: Option<Request>,
+    body: TemplateBody,
+}
+
+#[derive(Debug)]
+enum TemplateBody {
+    Absent,
+    Bytes(Bytes),
+    /// Sent with the first attempt, and gone.
+    Stream(Option<Body>),
+}
+
+impl Template {
+    /// Takes the request apart; the identity is what it is recognised by.
+    pub(crate) fn take(mut request: Request) -> (Self, Identity) {
+        let body = match request.body_mut().take() {
+            None => TemplateBody::Absent,
+            Some(body) if body.as_bytes().is_some() => TemplateBody::Bytes(bytes(body)),
+            Some(body) => TemplateBody::Stream(Some(body)),
+        };
+        let identity = Identity {
+            method: request.method().clone(),
+            url: request.url().clone(),
+            body: match &body {
+                TemplateBody::Absent => BodyIdentity::Bytes(Bytes::new()),
+                TemplateBody::Bytes(bytes) => BodyIdentity::Bytes(bytes.clone()),
+                TemplateBody::Stream(_) => BodyIdentity::Stream,
+            },
+        };
+        let request = Some(request);
+        (Self { request, body }, identity)
+    }
+
+    pub(crate) fn headers(&self) -> &HeaderMap {
+        static EMPTY: std::sync::LazyLock<HeaderMap> = std::sync::LazyLock::new(HeaderMap::new);
+        self.request.as_ref().map_or(&EMPTY, Request::headers)
+    }
+
+    pub(crate) fn headers_mut(&mut self) -> Option<&mut HeaderMap> {
+        self.request.as_mut().map(Request::headers_mut)
+    }
+
+    pub(crate) fn is_replayable(&self) -> bool {
+        !matches!(self.body, TemplateBody::Stream(_))
+    }
+
+    /// The request of one attempt; `None` only where a stream, or the template itself, is used up.
+    ///
+    /// `time_left` clips the request's own timeout, which covers the body too. None is set where
+    /// there was none: it would replace the client's.
+    pub(crate) fn request(
+        &mut self,
+        is_last: bool,
+        evidence: Option<&Arc<Evidence>>,
+        time_left: Option<Duration>,
+    ) -> Option<Request> {
+        let body = match &mut self.body {
+            TemplateBody::Absent => None,
+            TemplateBody::Bytes(bytes) => Some(Body::from(bytes.clone())),
+            TemplateBody::Stream(stream) => Some(stream.take()?),
+        };
+        let may_be_sent_again = evidence.is_some() && matches!(self.body, TemplateBody::Bytes(_));
+        let mut request = if is_last && !may_be_sent_again {
+            self.request.take()?
+        } else {
+            self.request.as_ref()?.try_clone()?
+        };
+        if let (Some(left), Some(own)) = (time_left, request.timeout().copied()) {
+            *request.timeout_mut() = Some(own.min(left));
+        }
+        *request.body_mut() = match evidence {
+            None => body,
+            Some(evidence) => Some(TrackedBody::wrap(
+                body.unwrap_or_default(),
+                Arc::clone(evidence),
+            )),
+        };
+        Some(request)
+    }
+}
+
+/// The bytes of a buffered body, without a copy: it yields them in one frame.
+fn bytes(mut body: Body) -> Bytes {
+    let mut context = Context::from_waker(Waker::noop());
+    match Pin::new(&mut body).poll_frame(&mut context) {
+        Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+        _ => Bytes::new(),
+    }
+}
+
+/// Whether this answer to a tracked attempt is a redirect that reqwest would have followed, had it
+/// been able to repeat the body: 307 and 308, and 301 and 302 of any method but POST.
+pub(crate) fn wants_the_body_again(response: &Response, identity: &Identity) -> bool {
+    let keeps_method = match response.status() {
+        StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => true,
+        StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => identity.method != http::Method::POST,
+        _ => false,
+    };
+    let has_body = matches!(&identity.body, BodyIdentity::Bytes(bytes) if !bytes.is_empty());
+    keeps_method
+        && has_body
+        && response.headers().contains_key(header::LOCATION)
+        && is_same_url(response.url(), &identity.url)
+}
+
+/// Whether the redirect leads to another origin, where a keyed or unsafe operation is not carried.
+pub(crate) fn leads_elsewhere(response: &Response, identity: &Identity) -> bool {
+    response
+        .headers()
+        .get(header::LOCATION)
+        .and_then(|location| location.to_str().ok())
+        .and_then(|location| identity.url.join(location).ok())
+        .is_none_or(|target| target.origin() != identity.url.origin())
+}

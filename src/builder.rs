@@ -1,0 +1,316 @@
+//! Settings, checked once.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use http::{HeaderMap, HeaderName, StatusCode};
+
+use crate::classify::{Rules, StatusClass};
+use crate::clock::Clock;
+use crate::deadline::{Deadline, DeadlineScope};
+use crate::invalid::InvalidInput;
+use crate::key::KeyContract;
+use crate::middleware::RetryMiddleware;
+use crate::operation::{at_least_one, attempt_timeout};
+use crate::policy::{Backoff, Limits, Pacing, RetryBudget};
+
+/// One send and two repeats: the third repeat of a request that failed three times rarely helps,
+/// and every one is load on a service that is failing.
+pub(crate) const DEFAULT_MAX_ATTEMPTS: u32 = 3;
+
+/// Longer waits belong to a job queue, not to a caller that waits.
+pub(crate) const DEFAULT_MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
+
+/// The checked settings of a middleware.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) limits: Limits,
+    pub(crate) pacing: Pacing,
+    pub(crate) deadline: Option<Deadline>,
+    pub(crate) scope: DeadlineScope,
+    pub(crate) budget: Option<Arc<RetryBudget>>,
+    pub(crate) contract: Option<KeyContract>,
+    pub(crate) rules: Rules,
+    pub(crate) send_tracking: bool,
+    pub(crate) client_is_prepared: bool,
+    pub(crate) clock: Clock,
+    /// What a key is carried by where there is no contract.
+    bare: KeyContract,
+}
+
+impl Settings {
+    /// How a key is read and written, contract or not.
+    pub(crate) fn key_header(&self) -> &KeyContract {
+        self.contract.as_ref().unwrap_or(&self.bare)
+    }
+}
+
+/// Sets up a [`RetryMiddleware`].
+///
+/// Every setting has a default; see the table in the [crate documentation](crate#defaults).
+/// `Duration::MAX` means "no limit" wherever a span is asked for.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::time::Duration;
+/// use reqwest_idempotent_retry::{Backoff, KeyContract, RetryBudget, RetryMiddleware};
+///
+/// # fn main() -> Result<(), reqwest_idempotent_retry::InvalidInput> {
+/// let retry = RetryMiddleware::builder()
+///     .max_attempts(3)
+///     .attempt_timeout(Duration::from_millis(800))
+///     .minimum_attempt(Duration::from_millis(400))
+///     .reserve(Duration::from_millis(200))
+///     .backoff(Backoff::full_jitter(Duration::from_millis(200), Duration::from_secs(10)))
+///     .budget(Arc::new(RetryBudget::default()))
+///     .key_contract(KeyContract::default())
+///     .build()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct RetryMiddlewareBuilder {
+    max_attempts: u32,
+    attempt_timeout: Duration,
+    minimum_attempt: Duration,
+    reserve: Duration,
+    deadline: Duration,
+    scope: DeadlineScope,
+    backoff: Backoff,
+    max_retry_after: Duration,
+    budget: Option<Arc<RetryBudget>>,
+    contract: Option<KeyContract>,
+    rules: Rules,
+    send_tracking: bool,
+    client_is_prepared: bool,
+    clock: Clock,
+}
+
+impl Default for RetryMiddlewareBuilder {
+    fn default() -> Self {
+        Self {
+            max_attempts: DEFAULT_MAX_ATTEMPTS,
+            attempt_timeout: Duration::MAX,
+            minimum_attempt: Duration::ZERO,
+            reserve: Duration::ZERO,
+            deadline: Duration::MAX,
+            scope: DeadlineScope::default(),
+            backoff: Backoff::default(),
+            max_retry_after: DEFAULT_MAX_RETRY_AFTER,
+            budget: Some(Arc::new(RetryBudget::default())),
+            contract: None,
+            rules: Rules::default(),
+            send_tracking: true,
+            client_is_prepared: false,
+            clock: Clock::default(),
+        }
+    }
+}
+
+impl RetryMiddlewareBuilder {
+    /// At most so many attempts, the first one included. Default 3.
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.max_attempts = attempts;
+        self
+    }
+
+    /// The longest an attempt may take to its response head, clipped to the time left.
+    /// Default: no limit. Set one: without it a silent server holds the first attempt until the
+    /// deadline, and nothing is ever retried.
+    pub fn attempt_timeout(mut self, timeout: Duration) -> Self {
+        self.attempt_timeout = timeout;
+        self
+    }
+
+    /// The least time that an attempt is worth starting with. With less left before the deadline
+    /// none is started. Default 0, which is taken as 1 ms.
+    pub fn minimum_attempt(mut self, least: Duration) -> Self {
+        self.minimum_attempt = least;
+        self
+    }
+
+    /// Time kept free before the deadline, for cleaning up or looking the outcome up. Limits
+    /// attempts, not the reading of the body. Default 0.
+    pub fn reserve(mut self, reserve: Duration) -> Self {
+        self.reserve = reserve;
+        self
+    }
+
+    /// The deadline of operations that bring none of their own ([`Deadline`]). Default: none, since
+    /// an added layer must not cut a healthy download.
+    pub fn deadline(mut self, after_first_send: Duration) -> Self {
+        self.deadline = after_first_send;
+        self
+    }
+
+    /// What a deadline covers. Default: up to the end of the response body.
+    pub fn deadline_scope(mut self, scope: DeadlineScope) -> Self {
+        self.scope = scope;
+        self
+    }
+
+    /// The wait before each retry. Default: full jitter, base 200 ms, cap 10 s.
+    pub fn backoff(mut self, backoff: Backoff) -> Self {
+        self.backoff = backoff;
+        self
+    }
+
+    /// The longest `Retry-After` that is waited out; a longer one ends the operation with the
+    /// answer in hand. Default 60 s.
+    pub fn max_retry_after(mut self, longest: Duration) -> Self {
+        self.max_retry_after = longest;
+        self
+    }
+
+    /// The budget that retries are paid from. Give the same `Arc` to every client of a service.
+    /// Default: one of its own, [`RetryBudget::default`].
+    pub fn budget(mut self, budget: Arc<RetryBudget>) -> Self {
+        self.budget = Some(budget);
+        self
+    }
+
+    /// Retries are bounded by attempts and deadline only.
+    pub fn without_budget(mut self) -> Self {
+        self.budget = None;
+        self
+    }
+
+    /// The API honours idempotency keys, in this way: operations without one get one. Default: no
+    /// contract, and no key is made.
+    pub fn key_contract(mut self, contract: KeyContract) -> Self {
+        self.contract = Some(contract);
+        self
+    }
+
+    /// The statuses that a repeat may change. Default 408, 425, 429, 502, 503, 504.
+    ///
+    /// A status alone never makes an operation repeatable that is neither idempotent nor keyed: a
+    /// 503 may follow a commit.
+    pub fn retryable_statuses(mut self, statuses: impl IntoIterator<Item = StatusCode>) -> Self {
+        self.rules.retryable = statuses.into_iter().collect();
+        self
+    }
+
+    /// Statuses by which this API says that it has done no work, so that any operation may be sent
+    /// again. Default: none. Needs [`client_is_prepared`](Self::client_is_prepared).
+    pub fn refused_before_work(mut self, statuses: impl IntoIterator<Item = StatusCode>) -> Self {
+        self.rules.refused_before_work = statuses.into_iter().collect();
+        self
+    }
+
+    /// Reads statuses and headers in your own way, where it returns something; the settings above
+    /// decide the rest.
+    ///
+    /// ```
+    /// use reqwest_idempotent_retry::{RetryMiddleware, StatusClass};
+    ///
+    /// let retry = RetryMiddleware::builder().classify(|status, headers| {
+    ///     let quota = status == 429 && headers.contains_key("x-quota-used-up");
+    ///     quota.then_some(StatusClass::Final)
+    /// });
+    /// ```
+    pub fn classify(
+        mut self,
+        hook: impl Fn(StatusCode, &HeaderMap) -> Option<StatusClass> + Send + Sync + 'static,
+    ) -> Self {
+        self.rules.hook = Some(Arc::new(hook));
+        self
+    }
+
+    /// Whether 409 and 423 after an own attempt with an unknown outcome mean "still running": wait,
+    /// and ask again with the same key. Default: no.
+    pub fn wait_for_conflict(mut self, wait: bool) -> Self {
+        self.rules.wait_for_conflict = wait;
+        self
+    }
+
+    /// Headers that give the wait in milliseconds; the first that holds a number wins over
+    /// `Retry-After`. Default: none. Common ones are `retry-after-ms` and `x-ms-retry-after-ms`.
+    pub fn retry_after_ms_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.rules.retry_after_ms = names.into_iter().collect();
+        self
+    }
+
+    /// A header by which the server decides: `false` ends the operation; `true` makes a failure
+    /// status retryable, but never an operation that is not safe to repeat. Default: none. Common
+    /// ones are `x-should-retry` and `stripe-should-retry`.
+    pub fn veto_header(mut self, name: HeaderName) -> Self {
+        self.rules.veto = Some(name);
+        self
+    }
+
+    /// Whether requests that may have an effect are watched as they leave, so that a failure before
+    /// the first byte is known for one ("never sent"). Default: yes.
+    ///
+    /// A tracked body cannot be copied by layers below: those that read or repeat bodies belong
+    /// outside of this one.
+    pub fn send_tracking(mut self, track: bool) -> Self {
+        self.send_tracking = track;
+        self
+    }
+
+    /// Your word that the client below was made with [`RetryMiddleware::prepare`], or follows no
+    /// redirects. Default: no.
+    ///
+    /// A redirect may lead back to the same URL, where nothing in an answer or error shows that it
+    /// was followed. Only with this word are a refusal by status, 425 and HTTP/2 refusals enough to
+    /// repeat an operation that has neither key nor an idempotent method.
+    pub fn client_is_prepared(mut self, prepared: bool) -> Self {
+        self.client_is_prepared = prepared;
+        self
+    }
+
+    /// Where random draws from `[0, 1)` come from, for tests that need the same waits every time.
+    pub fn random_with(mut self, draw: impl Fn() -> f64 + Send + Sync + 'static) -> Self {
+        self.clock.random = Some(Arc::new(draw));
+        self
+    }
+
+    /// What the wall clock says, for tests of `Retry-After` dates in answers without a `Date`.
+    pub fn wall_clock_with(mut self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
+        self.clock.wall = Some(Arc::new(now));
+        self
+    }
+
+    /// # Errors
+    ///
+    /// Names the setting that cannot be used: no attempts, a zero attempt timeout, a backoff whose
+    /// base is over its cap or whose jitter or factor is out of range, a reserve and minimum that
+    /// can never fit the deadline, or statuses that need a prepared client without one.
+    pub fn build(self) -> Result<RetryMiddleware, InvalidInput> {
+        let limits = Limits {
+            max_attempts: at_least_one(self.max_attempts)?,
+            attempt_timeout: attempt_timeout(self.attempt_timeout)?,
+            minimum_attempt: self.minimum_attempt,
+            reserve: self.reserve,
+        };
+        self.backoff.validate()?;
+        let deadline = Some(self.deadline).filter(|&deadline| deadline != Duration::MAX);
+        if let Some(deadline) = deadline {
+            limits.validate(deadline)?;
+        }
+        if !self.rules.refused_before_work.is_empty() && !self.client_is_prepared {
+            return Err(InvalidInput::new(
+                "refused_before_work",
+                "needs client_is_prepared(true): a redirect could hide whose answer it is",
+            ));
+        }
+        Ok(RetryMiddleware::with(Settings {
+            limits,
+            pacing: Pacing {
+                backoff: self.backoff,
+                max_retry_after: self.max_retry_after,
+            },
+            deadline: deadline.map(Deadline::after),
+            scope: self.scope,
+            budget: self.budget,
+            contract: self.contract,
+            rules: self.rules,
+            send_tracking: self.send_tracking,
+            client_is_prepared: self.client_is_prepared,
+            clock: self.clock,
+            bare: KeyContract::default(),
+        }))
+    }
+}

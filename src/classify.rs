@@ -1,0 +1,321 @@
+//! From what an attempt returned to what it means: verdict, certainty, and the server's wishes.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use http::{HeaderMap, HeaderName, StatusCode};
+use reqwest_middleware::Error;
+
+use crate::policy::{Certainty, Outcome, ReplayClass, Verdict};
+use crate::redirect::Redirected;
+use crate::report::Failure;
+use crate::retry_after::requested_wait;
+use crate::watch::Sent;
+
+/// What a status means, in the eyes of a [`classify`](crate::RetryMiddlewareBuilder::classify) hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StatusClass {
+    /// Hand the answer on: repeating the request would not change it.
+    Final,
+    /// A repeat may end differently, if the operation may be repeated at all.
+    Retryable,
+    /// The same, and the server has done no work for this request.
+    RefusedBeforeWork,
+}
+
+type Hook = dyn Fn(StatusCode, &HeaderMap) -> Option<StatusClass> + Send + Sync;
+
+/// Statuses that say "not now" about the request itself: RFC 9110 (408, 502, 503, 504), RFC 8470
+/// (425), RFC 6585 (429). Other 4xx and 5xx say that the answer will not change.
+const RETRYABLE: [StatusCode; 6] = [
+    StatusCode::REQUEST_TIMEOUT,
+    StatusCode::TOO_EARLY,
+    StatusCode::TOO_MANY_REQUESTS,
+    StatusCode::BAD_GATEWAY,
+    StatusCode::SERVICE_UNAVAILABLE,
+    StatusCode::GATEWAY_TIMEOUT,
+];
+
+/// How answers are read.
+#[derive(Clone)]
+pub(crate) struct Rules {
+    pub(crate) retryable: Vec<StatusCode>,
+    pub(crate) refused_before_work: Vec<StatusCode>,
+    pub(crate) hook: Option<Arc<Hook>>,
+    pub(crate) wait_for_conflict: bool,
+    pub(crate) retry_after_ms: Vec<HeaderName>,
+    pub(crate) veto: Option<HeaderName>,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            retryable: RETRYABLE.to_vec(),
+            refused_before_work: Vec::new(),
+            hook: None,
+            wait_for_conflict: false,
+            retry_after_ms: Vec::new(),
+            veto: None,
+        }
+    }
+}
+
+impl fmt::Debug for Rules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rules")
+            .field("retryable", &self.retryable)
+            .field("refused_before_work", &self.refused_before_work)
+            .field("wait_for_conflict", &self.wait_for_conflict)
+            .field("retry_after_ms", &self.retry_after_ms)
+            .field("veto", &self.veto)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the result is judged by, besides itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Circumstances {
+    pub(crate) replay: ReplayClass,
+    /// An attempt before this one may have been carried out.
+    pub(crate) maybe_applied: bool,
+    pub(crate) redirected: Redirected,
+    pub(crate) sent: Sent,
+}
+
+impl Rules {
+    /// Reads a response head.
+    pub(crate) fn answer(
+        &self,
+        status: StatusCode,
+        headers: &HeaderMap,
+        wall: impl FnOnce() -> SystemTime,
+        on: Circumstances,
+    ) -> Outcome {
+        let class = self.class(status, headers, on);
+        let wish = self.veto.as_ref().and_then(|name| headers.get(name));
+        let permits = wish.is_some_and(|value| value == "true") && !is_success(status);
+        let retryable = permits || class.is_some_and(|class| class != StatusClass::Final);
+        Outcome {
+            verdict: match class {
+                _ if retryable => Verdict::Retryable,
+                None => Verdict::Done,
+                Some(_) => Verdict::Final,
+            },
+            certainty: answer_certainty(status, class, on),
+            success: status.is_success(),
+            retry_after: retryable
+                .then(|| requested_wait(headers, &self.retry_after_ms, wall))
+                .flatten(),
+            veto: wish.is_some_and(|value| value == "false"),
+        }
+    }
+
+    /// `None`: an answer like any other, not a failure.
+    fn class(
+        &self,
+        status: StatusCode,
+        headers: &HeaderMap,
+        on: Circumstances,
+    ) -> Option<StatusClass> {
+        if let Some(class) = self.hook.as_ref().and_then(|hook| hook(status, headers)) {
+            return Some(class).filter(|&class| class != StatusClass::Final || !is_success(status));
+        }
+        if is_success(status) {
+            None
+        } else if self.refused_before_work.contains(&status) {
+            Some(StatusClass::RefusedBeforeWork)
+        } else if self.retryable.contains(&status) || self.is_own_conflict(status, on) {
+            Some(StatusClass::Retryable)
+        } else {
+            Some(StatusClass::Final)
+        }
+    }
+
+    /// "The first request with this key is still running": the first one being ours, time is all
+    /// that is needed (draft-ietf-httpapi-idempotency-key-header §2.7).
+    fn is_own_conflict(&self, status: StatusCode, on: Circumstances) -> bool {
+        self.wait_for_conflict
+            && on.maybe_applied
+            && on.replay == ReplayClass::Keyed
+            && matches!(status, StatusCode::CONFLICT | StatusCode::LOCKED)
+    }
+}
+
+/// Whether an operation that was answered so counts as well answered for the retry budget.
+pub(crate) fn earns(status: StatusCode, outcome: &Outcome) -> bool {
+    outcome.verdict != Verdict::Retryable && !status.is_server_error()
+}
+
+/// 1xx to 3xx: nothing here that a retry would be for.
+fn is_success(status: StatusCode) -> bool {
+    status.as_u16() < 400
+}
+
+/// An answer speaks for our request only if it is to our request.
+fn answer_certainty(
+    status: StatusCode,
+    class: Option<StatusClass>,
+    on: Circumstances,
+) -> Certainty {
+    let refused = status == StatusCode::TOO_EARLY || class == Some(StatusClass::RefusedBeforeWork);
+    let is_unsafe = on.replay == ReplayClass::Unsafe;
+    match on.redirected {
+        _ if on.replay == ReplayClass::Safe => Certainty::Answered,
+        Redirected::Yes if !is_success(status) => Certainty::Unknown,
+        // What would let an unsafe request be repeated must be beyond doubt.
+        Redirected::Unknown if refused && is_unsafe => Certainty::Unknown,
+        _ if refused => Certainty::NotProcessed,
+        _ if status.is_server_error() => Certainty::Unknown,
+        _ if matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::CONFLICT) => {
+            Certainty::Unknown
+        }
+        _ => Certainty::Answered,
+    }
+}
+
+/// Reads the end of an attempt at its own time limit.
+pub(crate) fn timeout(on: Circumstances) -> (Outcome, Failure) {
+    let certainty = match on.sent {
+        Sent::No => Certainty::NotSent,
+        Sent::Maybe | Sent::Untracked => Certainty::Unknown,
+    };
+    (failed(Verdict::Retryable, certainty), Failure::Timeout)
+}
+
+/// What is known of an attempt that was abandoned at this moment.
+pub(crate) fn abandoned(sent: Sent) -> Certainty {
+    match sent {
+        Sent::No => Certainty::NotSent,
+        Sent::Maybe | Sent::Untracked => Certainty::Unknown,
+    }
+}
+
+/// Reads the error that an attempt ended with.
+///
+/// Send evidence beats the class of the error: what the body has seen happened to this request,
+/// while an error may be about another hop.
+pub(crate) fn error(error: &Error, is_https: bool, on: Circumstances) -> (Outcome, Failure) {
+    let Error::Reqwest(error) = error else {
+        let certainty = abandoned(on.sent);
+        return (failed(Verdict::Final, certainty), Failure::Layer);
+    };
+    let failure = failure(error);
+    let certainty = match on.sent {
+        Sent::No => Certainty::NotSent,
+        Sent::Maybe | Sent::Untracked if !is_about_our_request(on) => Certainty::Unknown,
+        _ if is_refused_stream(error) => Certainty::NotProcessed,
+        Sent::Maybe => Certainty::Unknown,
+        Sent::Untracked if never_left(error) => Certainty::NotSent,
+        Sent::Untracked => Certainty::Unknown,
+    };
+    let verdict = if is_permanent(error, is_https) {
+        Verdict::Final
+    } else {
+        Verdict::Retryable
+    };
+    (failed(verdict, certainty), failure)
+}
+
+fn failed(verdict: Verdict, certainty: Certainty) -> Outcome {
+    Outcome {
+        verdict,
+        certainty,
+        success: false,
+        retry_after: None,
+        veto: false,
+    }
+}
+
+/// Whether the error can only be about the request as we sent it. For a method without effect it
+/// does not matter which of its hops failed, unless one is known to have been answered.
+fn is_about_our_request(on: Circumstances) -> bool {
+    match on.redirected {
+        Redirected::No => true,
+        Redirected::Unknown => on.replay == ReplayClass::Safe,
+        Redirected::Yes => false,
+    }
+}
+
+/// `is_connect` is tested before `is_timeout`: a connect timeout is both.
+fn failure(error: &reqwest::Error) -> Failure {
+    if is_refused_stream(error) {
+        Failure::Refused
+    } else if error.is_connect() {
+        Failure::Connect
+    } else if error.is_timeout() {
+        Failure::Timeout
+    } else if error.is_redirect() {
+        Failure::Redirect
+    } else if error.is_builder() || error.is_body() {
+        Failure::Request
+    } else {
+        Failure::Connection
+    }
+}
+
+/// Errors that arise before the connection is handed the request.
+fn never_left(error: &reqwest::Error) -> bool {
+    error.is_connect() || error.is_builder() || is_canceled(error)
+}
+
+/// Failures that another try would meet again. They may well be "never sent": that says that a
+/// repeat is safe, not that it is worth anything.
+fn is_permanent(error: &reqwest::Error, is_https: bool) -> bool {
+    error.is_builder()
+        || error.is_redirect()
+        || error.is_body()
+        || error.is_decode()
+        || error.is_upgrade()
+        || (is_https && error.is_connect() && is_tls_failure(error))
+}
+
+/// A certificate or protocol that the TLS library refused (an `InvalidData` error, or one that is
+/// not about I/O at all, which "no TLS compiled in" is too). A peer that hangs up or stays silent
+/// is an I/O error of another kind, and a timeout or a name that does not resolve is neither.
+fn is_tls_failure(error: &reqwest::Error) -> bool {
+    if error.is_timeout() || error.is_dns() {
+        return false;
+    }
+    let mut kinds = causes(error)
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .map(io::Error::kind);
+    kinds.all(|kind| {
+        matches!(
+            kind,
+            io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput
+        )
+    })
+}
+
+/// hyper gave the request back before it was written to a connection.
+fn is_canceled(error: &reqwest::Error) -> bool {
+    causes(error)
+        .filter_map(|cause| cause.downcast_ref::<hyper::Error>())
+        .any(hyper::Error::is_canceled)
+}
+
+/// RFC 9113 §8.7: the two ways in which a server guarantees that it has not processed a request.
+/// hyper reports both only for a stream that is beyond doubt.
+#[cfg(feature = "http2")]
+fn is_refused_stream(error: &reqwest::Error) -> bool {
+    causes(error)
+        .filter_map(|cause| cause.downcast_ref::<h2::Error>())
+        .any(|error| {
+            let reset = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+            let away = error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR);
+            error.is_remote() && (reset || away)
+        })
+}
+
+#[cfg(not(feature = "http2"))]
+fn is_refused_stream(_: &reqwest::Error) -> bool {
+    false
+}
+
+fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn StdError + 'static)> {
+    std::iter::successors(error.source(), |&cause| cause.source())
+}

@@ -1,0 +1,78 @@
+//! The only reader of time and randomness, and the only one who waits.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "everything that clippy.toml bans elsewhere is meant to be here"
+)]
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Instant, SystemTime};
+
+use tokio::time::{Sleep, Timeout, sleep_until, timeout_at};
+
+/// Where a middleware gets its random draws and its wall clock from.
+#[derive(Clone, Default)]
+pub(crate) struct Clock {
+    pub(crate) random: Option<Arc<dyn Fn() -> f64 + Send + Sync>>,
+    pub(crate) wall: Option<Arc<dyn Fn() -> SystemTime + Send + Sync>>,
+}
+
+impl Clock {
+    /// A uniform draw from `[0, 1)`.
+    pub(crate) fn draw(&self) -> f64 {
+        self.random
+            .as_ref()
+            .map_or_else(fastrand::f64, |draw| draw())
+    }
+
+    /// The wall clock, which only turns an HTTP-date into a span.
+    pub(crate) fn wall(&self) -> SystemTime {
+        self.wall
+            .as_ref()
+            .map_or_else(SystemTime::now, |wall| wall())
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Clock").finish_non_exhaustive()
+    }
+}
+
+/// The monotonic clock that tokio's timers follow.
+pub(crate) fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+/// `work`, given up at `until`. Work that is done wins.
+pub(crate) fn limit<F: Future>(until: Instant, work: F) -> Timeout<F> {
+    timeout_at(until.into(), work)
+}
+
+/// A timer that exists only once something had to wait for it.
+#[derive(Debug)]
+pub(crate) struct Alarm {
+    at: Instant,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl Alarm {
+    pub(crate) fn at(at: Instant) -> Self {
+        Self { at, sleep: None }
+    }
+
+    pub(crate) fn is_past(&self) -> bool {
+        now() > self.at
+    }
+
+    /// Ready once the instant has come; otherwise the task is woken then.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.sleep
+            .get_or_insert_with(|| Box::pin(sleep_until(self.at.into())))
+            .as_mut()
+            .poll(context)
+    }
+}

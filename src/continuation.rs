@@ -1,0 +1,94 @@
+//! What an operation leaves in the request's extensions, for whoever runs with the same map again.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::{Extensions, Method};
+use reqwest::Url;
+
+use crate::policy::Certainty;
+
+/// The mark of an operation in a map of extensions.
+///
+/// While the operation runs, a second layer of this crate below it finds the mark and lets requests
+/// pass. Once it has ended, or was dropped, the same map with the same request continues it: an
+/// outer layer's retry has the same key, the same deadline and what is already known.
+#[derive(Clone, Debug)]
+pub(crate) struct Continuation {
+    pub(crate) request: Arc<Identity>,
+    pub(crate) first_sent: Instant,
+    /// Whether the map holds what was made for this request alone: a generated key, a deadline
+    /// that was resolved.
+    pub(crate) is_bound: bool,
+    pub(crate) state: Arc<State>,
+}
+
+/// The request that an operation is for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Identity {
+    pub(crate) method: Method,
+    pub(crate) url: Url,
+    pub(crate) body: BodyIdentity,
+}
+
+/// A stream cannot be compared, so no two are the same.
+#[derive(Clone, Debug)]
+pub(crate) enum BodyIdentity {
+    Bytes(Bytes),
+    Stream,
+}
+
+impl PartialEq for BodyIdentity {
+    fn eq(&self, other: &Self) -> bool {
+        matches!((self, other), (Self::Bytes(one), Self::Bytes(two)) if one == two)
+    }
+}
+
+/// The part of the mark that changes while the operation runs, or when it is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    running: AtomicBool,
+    certainty: AtomicU8,
+}
+
+impl State {
+    pub(crate) fn running() -> Arc<Self> {
+        Arc::new(Self {
+            running: AtomicBool::new(true),
+            certainty: AtomicU8::new(0),
+        })
+    }
+
+    pub(crate) fn end(&self, certainty: Certainty) {
+        self.certainty.store(certainty as u8, Ordering::Relaxed);
+        self.running.store(false, Ordering::Release);
+    }
+
+    fn certainty(&self) -> Certainty {
+        const ALL: [Certainty; 4] = [
+            Certainty::NotSent,
+            Certainty::NotProcessed,
+            Certainty::Unknown,
+            Certainty::Answered,
+        ];
+        let stored = usize::from(self.certainty.load(Ordering::Relaxed));
+        ALL.get(stored).copied().unwrap_or(Certainty::Unknown)
+    }
+}
+
+impl Continuation {
+    pub(crate) fn in_map(extensions: &Extensions) -> Option<&Self> {
+        extensions.get()
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.state.running.load(Ordering::Acquire)
+    }
+
+    /// What the earlier run left open.
+    pub(crate) fn certainty(&self) -> Certainty {
+        self.state.certainty()
+    }
+}

@@ -1,0 +1,50 @@
+#![doc = include_str!("lib.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::print_stdout,
+        clippy::print_stderr
+    )
+)]
+
+mod attempt;
+mod builder;
+mod classify;
+mod clock;
+mod continuation;
+mod deadline;
+mod error;
+mod invalid;
+mod key;
+mod middleware;
+mod observe;
+mod operation;
+mod policy;
+mod progress;
+mod redirect;
+mod report;
+mod response_body;
+mod retry_after;
+mod tracking;
+mod watch;
+
+pub use tokio_util::sync::CancellationToken;
+
+pub use crate::attempt::Attempt;
+pub use crate::builder::RetryMiddlewareBuilder;
+pub use crate::classify::StatusClass;
+pub use crate::deadline::{Deadline, DeadlineScope};
+pub use crate::error::{LastAnswer, RetryError, RetryErrorExt};
+pub use crate::invalid::InvalidInput;
+pub use crate::key::{IdempotencyKey, KeyContract};
+pub use crate::middleware::RetryMiddleware;
+pub use crate::operation::{Idempotent, NoRetry, RetryOverride};
+pub use crate::policy::{Backoff, Certainty, RetryBudget, RetryBudgetBuilder, StopReason};
+pub use crate::report::{
+    AttemptRecord, Failure, NextStep, ReportHandle, RetryReport, RetryResponseExt,
+};

@@ -1,0 +1,256 @@
+//! Identify: what the request and its extensions say about the operation, before anything is sent.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::{Extensions, HeaderMap, Method};
+use tokio_util::sync::CancellationToken;
+
+use crate::attempt::Template;
+use crate::builder::Settings;
+use crate::continuation::{Continuation, Identity, State};
+use crate::deadline::Deadline;
+use crate::invalid::InvalidInput;
+use crate::key::{IdempotencyKey, KeyContract};
+use crate::policy::{Call, Limits, ReplayClass};
+
+/// The caller's word on whether repeating the request is the same as sending it once: a request
+/// extension.
+///
+/// `Idempotent(false)` wins over everything, a key included, and no key is made.
+/// `Idempotent(true)` makes any method repeatable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Idempotent(pub bool);
+
+/// Send this request once and hand on whatever comes: a request extension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoRetry;
+
+/// Limits of one request in place of the client's: a request extension.
+///
+/// ```
+/// use std::time::Duration;
+/// use reqwest_idempotent_retry::RetryOverride;
+///
+/// let patient = RetryOverride::new()
+///     .max_attempts(5)
+///     .attempt_timeout(Duration::from_secs(20));
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+#[must_use]
+pub struct RetryOverride {
+    max_attempts: Option<u32>,
+    attempt_timeout: Option<Duration>,
+    minimum_attempt: Option<Duration>,
+    reserve: Option<Duration>,
+}
+
+impl RetryOverride {
+    /// Changes nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// At most so many attempts, the first one included. 0 is [`InvalidInput`].
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.max_attempts = Some(attempts);
+        self
+    }
+
+    /// The longest an attempt may take to its response head; `Duration::MAX` for no limit.
+    pub fn attempt_timeout(mut self, timeout: Duration) -> Self {
+        self.attempt_timeout = Some(timeout);
+        self
+    }
+
+    /// The least time that an attempt is worth starting with.
+    pub fn minimum_attempt(mut self, least: Duration) -> Self {
+        self.minimum_attempt = Some(least);
+        self
+    }
+
+    /// Time kept free before the deadline.
+    pub fn reserve(mut self, reserve: Duration) -> Self {
+        self.reserve = Some(reserve);
+        self
+    }
+
+    fn apply(self, limits: &mut Limits) -> Result<(), InvalidInput> {
+        if let Some(attempts) = self.max_attempts {
+            limits.max_attempts = at_least_one(attempts)?;
+        }
+        if let Some(timeout) = self.attempt_timeout {
+            limits.attempt_timeout = attempt_timeout(timeout)?;
+        }
+        limits.minimum_attempt = self.minimum_attempt.unwrap_or(limits.minimum_attempt);
+        limits.reserve = self.reserve.unwrap_or(limits.reserve);
+        Ok(())
+    }
+}
+
+pub(crate) fn at_least_one(attempts: u32) -> Result<u32, InvalidInput> {
+    match attempts {
+        0 => Err(InvalidInput::new("max_attempts", "must be at least 1")),
+        attempts => Ok(attempts),
+    }
+}
+
+pub(crate) fn attempt_timeout(timeout: Duration) -> Result<Option<Duration>, InvalidInput> {
+    match timeout {
+        Duration::ZERO => Err(InvalidInput::new("attempt_timeout", "must not be zero")),
+        Duration::MAX => Ok(None),
+        timeout => Ok(Some(timeout)),
+    }
+}
+
+/// One intent of the caller, identified.
+#[derive(Debug)]
+pub(crate) struct Operation {
+    pub(crate) identity: Arc<Identity>,
+    pub(crate) template: Template,
+    pub(crate) key: Option<IdempotencyKey>,
+    pub(crate) cancel: Option<CancellationToken>,
+    pub(crate) call: Call,
+    pub(crate) continuation: Continuation,
+    pub(crate) deadline: Option<Deadline>,
+}
+
+impl Operation {
+    /// # Errors
+    ///
+    /// Where key, header, override or map cannot be meant: nothing has been sent then.
+    pub(crate) fn identify(
+        template: Template,
+        identity: Identity,
+        extensions: &Extensions,
+        settings: &Settings,
+        now: Instant,
+    ) -> Result<Self, InvalidInput> {
+        let earlier = earlier_run(&identity, extensions)?;
+        let (key, key_is_new) = key(&identity.method, template.headers(), extensions, settings)?;
+        let replay = replay_class(&identity.method, extensions, key.is_some());
+        let first_sent = earlier.map_or(now, |earlier| earlier.first_sent);
+        let mut call = Call::new(
+            replay,
+            limits(extensions, settings)?,
+            earlier.map(Continuation::certainty),
+        );
+        call.body_replayable = template.is_replayable();
+        call.key_expires = key
+            .as_ref()
+            .and(settings.contract.as_ref())
+            .and_then(KeyContract::expires_after)
+            .and_then(|lifetime| first_sent.checked_add(lifetime));
+        let wished = extensions.get::<Deadline>().copied().or(settings.deadline);
+        call.deadline = wished.and_then(|deadline| deadline.resolve(now));
+        let identity = Arc::new(identity);
+        let is_bound = key_is_new
+            || wished.is_some_and(Deadline::is_relative)
+            || earlier.is_some_and(|earlier| earlier.is_bound);
+        Ok(Self {
+            cancel: extensions.get().cloned(),
+            continuation: Continuation {
+                request: Arc::clone(&identity),
+                first_sent,
+                is_bound,
+                state: State::running(),
+            },
+            deadline: call.deadline.map(Deadline::at),
+            identity,
+            template,
+            key,
+            call,
+        })
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancel
+            .as_ref()
+            .is_some_and(CancellationToken::is_cancelled)
+    }
+
+    /// Puts the key into the request that all attempts are copies of.
+    pub(crate) fn stamp_key(&mut self, settings: &Settings) {
+        if let (Some(key), Some(headers)) = (&self.key, self.template.headers_mut()) {
+            settings.key_header().stamp(key, headers);
+        }
+    }
+
+    /// Puts into the map what lower layers may read and a later run with it must find. Done before
+    /// every attempt, since a layer may clear the map.
+    pub(crate) fn mark(&self, extensions: &mut Extensions) {
+        extensions.insert(self.continuation.clone());
+        if let Some(key) = &self.key {
+            extensions.insert(key.clone());
+        }
+        if let Some(deadline) = self.deadline {
+            extensions.insert(deadline);
+        }
+    }
+}
+
+/// An earlier run of the same operation: the same map with the same request.
+fn earlier_run<'e>(
+    identity: &Identity,
+    extensions: &'e Extensions,
+) -> Result<Option<&'e Continuation>, InvalidInput> {
+    match Continuation::in_map(extensions) {
+        Some(earlier) if *earlier.request == *identity => Ok(Some(earlier)),
+        Some(earlier) if earlier.is_bound => Err(InvalidInput::new(
+            "extensions",
+            "hold the key or deadline of another request",
+        )),
+        _ => Ok(None),
+    }
+}
+
+/// The operation's key, and whether it was made here: the caller's own in extension or header, or
+/// one under the contract.
+fn key(
+    method: &Method,
+    headers: &HeaderMap,
+    extensions: &Extensions,
+    settings: &Settings,
+) -> Result<(Option<IdempotencyKey>, bool), InvalidInput> {
+    let given = extensions.get::<IdempotencyKey>();
+    let adopted = settings.key_header().adopt(headers)?;
+    match (given, adopted) {
+        (Some(given), Some(adopted)) if *given != adopted => Err(InvalidInput::new(
+            "idempotency key",
+            "differs between header and extension",
+        )),
+        (Some(given), _) => Ok((Some(given.clone()), false)),
+        (None, Some(adopted)) => Ok((Some(adopted), false)),
+        (None, None) => {
+            let is_wanted = extensions.get() != Some(&Idempotent(false))
+                && settings
+                    .contract
+                    .as_ref()
+                    .is_some_and(|contract| contract.covers(method));
+            Ok((is_wanted.then(IdempotencyKey::generate), is_wanted))
+        }
+    }
+}
+
+/// RFC 9110 §9.2.1 and §9.2.2 by method; the caller's word and a key come first.
+fn replay_class(method: &Method, extensions: &Extensions, has_key: bool) -> ReplayClass {
+    match extensions.get::<Idempotent>() {
+        Some(Idempotent(false)) => ReplayClass::Unsafe,
+        _ if has_key => ReplayClass::Keyed,
+        _ if method.is_safe() => ReplayClass::Safe,
+        Some(Idempotent(true)) => ReplayClass::Idempotent,
+        None if method.is_idempotent() => ReplayClass::Idempotent,
+        None => ReplayClass::Unsafe,
+    }
+}
+
+fn limits(extensions: &Extensions, settings: &Settings) -> Result<Limits, InvalidInput> {
+    let mut limits = settings.limits;
+    if let Some(wished) = extensions.get::<RetryOverride>() {
+        wished.apply(&mut limits)?;
+    }
+    if extensions.get() == Some(&NoRetry) {
+        limits.max_attempts = 1;
+    }
+    Ok(limits)
+}

@@ -1,0 +1,295 @@
+//! The shared allowance of retries.
+
+mod bucket;
+mod window;
+
+use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use self::bucket::TokenBucket;
+use self::window::SlidingWindow;
+use crate::invalid::InvalidInput;
+
+/// Shared tokens: every retry of every operation spends one, well answered operations earn them.
+///
+/// Put one behind an `Arc` and give it to every client that calls the same service.
+///
+/// # Why a budget, and not only a number of attempts?
+///
+/// *Three attempts* is a promise to one caller. To a service that is failing it means three times
+/// the load, from every caller, at the moment it can bear least. A budget bounds the sum: with
+/// 100 tokens, 1,000 operations against a dead server send 1,100 requests, not 3,000.
+///
+/// # Why earn on success?
+///
+/// A budget that earns per *request* keeps paying through an outage, and so helps to keep it going.
+/// One that earns per *success* runs dry during an outage, and fills again as the service recovers.
+/// The first send of an operation is never refused by a budget.
+///
+/// # Kinds
+///
+/// | constructor | allows |
+/// |---|---|
+/// | [`RetryBudget::default`] | 10 at once, then a tenth of the successes, and one a minute for quiet clients |
+/// | [`RetryBudget::builder`] | the same with your own figures |
+/// | [`RetryBudget::fixed`] | so many and no more |
+/// | [`RetryBudget::window`] | a share of the operations of the last seconds, plus a reserve per second |
+///
+/// Balances are exact under any number of threads, never below zero and never above the burst. A
+/// token is taken before the wait and comes back if the attempt is not started: when the deadline
+/// forbids it, on cancellation, and when the future is dropped.
+///
+/// ```
+/// use std::sync::Arc;
+/// use reqwest_idempotent_retry::{RetryBudget, RetryMiddleware};
+///
+/// # fn main() -> Result<(), reqwest_idempotent_retry::InvalidInput> {
+/// let budget = Arc::new(RetryBudget::builder().ratio(0.1).burst(20).build()?);
+/// let orders = RetryMiddleware::builder().budget(budget.clone()).build()?;
+/// let payments = RetryMiddleware::builder().budget(budget).build()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct RetryBudget {
+    ledger: Ledger,
+}
+
+#[derive(Debug)]
+enum Ledger {
+    Bucket(TokenBucket),
+    Window(Mutex<SlidingWindow>),
+}
+
+/// Tokens earned per success: one retry for ten successes keeps the extra load at most 10 %.
+const DEFAULT_RATIO: f64 = 0.1;
+
+/// Tokens held at most: enough for a blip, too few to matter in an outage.
+const DEFAULT_BURST: u32 = 10;
+
+/// One token in this time, so that a client with few successes is not starved for ever.
+const DEFAULT_TRICKLE: Duration = Duration::from_secs(60);
+
+impl Default for RetryBudget {
+    /// Ratio 0.1, burst 10, full at the start, one token a minute.
+    fn default() -> Self {
+        Self::from(TokenBucket::earning(
+            DEFAULT_RATIO,
+            DEFAULT_BURST,
+            DEFAULT_BURST,
+            Some(DEFAULT_TRICKLE),
+        ))
+    }
+}
+
+impl From<TokenBucket> for RetryBudget {
+    fn from(bucket: TokenBucket) -> Self {
+        Self {
+            ledger: Ledger::Bucket(bucket),
+        }
+    }
+}
+
+impl RetryBudget {
+    /// A budget that earns per success, with your own figures.
+    pub fn builder() -> RetryBudgetBuilder {
+        RetryBudgetBuilder::default()
+    }
+
+    /// Exactly `tokens` retries, and none after them.
+    #[must_use]
+    pub fn fixed(tokens: u32) -> Self {
+        Self::from(TokenBucket::fixed(tokens))
+    }
+
+    /// Retries up to `ratio` of the operations begun in the last `span`, plus `per_second` for each
+    /// second of it. The operation that asks counts itself, so `ratio` 1 always allows one retry
+    /// for each.
+    ///
+    /// Exact to the millisecond; holds a mutex for the length of a count.
+    ///
+    /// # Errors
+    ///
+    /// When `ratio` is not a number from 0 to 1, or `span` is under 1 s or over an hour.
+    pub fn window(ratio: f64, per_second: u32, span: Duration) -> Result<Self, InvalidInput> {
+        if !(0.0..=1.0).contains(&ratio) {
+            return Err(InvalidInput::new(
+                "budget.ratio",
+                "must be a number from 0 to 1",
+            ));
+        }
+        if !(Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&span) {
+            return Err(InvalidInput::new(
+                "budget.span",
+                "must be from one second to one hour",
+            ));
+        }
+        Ok(Self {
+            ledger: Ledger::Window(Mutex::new(SlidingWindow::new(ratio, per_second, span))),
+        })
+    }
+
+    /// The retries that could be started now, as of the last operation that used this budget:
+    /// tokens in the bucket with their fraction, or whole retries still free in the window.
+    #[must_use]
+    pub fn balance(&self) -> f64 {
+        match &self.ledger {
+            Ledger::Bucket(bucket) => bucket.balance(),
+            Ledger::Window(window) => lock(window).balance(),
+        }
+    }
+
+    /// An operation begins.
+    pub(super) fn begin(&self, now: Instant, counted: &mut Counted) {
+        if let Ledger::Window(window) = &self.ledger {
+            lock(window).count(now, counted);
+        }
+    }
+
+    /// Takes a token, if there is one.
+    pub(super) fn reserve(&self, now: Instant, counted: &mut Counted) -> Option<Reservation<'_>> {
+        let taken_at = match &self.ledger {
+            Ledger::Bucket(bucket) => bucket.take(now).then_some(None)?,
+            Ledger::Window(window) => Some(lock(window).take(now, counted)?),
+        };
+        Some(Reservation {
+            budget: Some(self),
+            taken_at,
+        })
+    }
+
+    /// An operation was well answered.
+    pub(crate) fn earn(&self, now: Instant) {
+        if let Ledger::Bucket(bucket) = &self.ledger {
+            bucket.earn(now);
+        }
+    }
+
+    fn give_back(&self, taken_at: Option<u64>) {
+        match (&self.ledger, taken_at) {
+            (Ledger::Bucket(bucket), _) => bucket.give_back(),
+            (Ledger::Window(window), Some(taken_at)) => lock(window).give_back(taken_at),
+            (Ledger::Window(_), None) => {}
+        }
+    }
+}
+
+/// A panic elsewhere must not take the budget with it: every update leaves whole figures behind.
+fn lock(window: &Mutex<SlidingWindow>) -> MutexGuard<'_, SlidingWindow> {
+    window.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// When an operation was last counted in the window, in its milliseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counted(Option<u64>);
+
+/// A token taken for one attempt. Dropped, it goes back; [`spend`](Self::spend) keeps it.
+#[derive(Debug)]
+#[must_use = "a reservation that is dropped goes back to the budget"]
+pub(crate) struct Reservation<'b> {
+    budget: Option<&'b RetryBudget>,
+    taken_at: Option<u64>,
+}
+
+impl Reservation<'_> {
+    /// Where no budget is configured.
+    pub(super) fn unlimited() -> Self {
+        Self {
+            budget: None,
+            taken_at: None,
+        }
+    }
+
+    /// The attempt starts: its token is gone.
+    pub(crate) fn spend(self) {
+        mem::forget(self);
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        if let Some(budget) = self.budget {
+            budget.give_back(self.taken_at);
+        }
+    }
+}
+
+/// Figures for a [`RetryBudget`] that earns per success.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct RetryBudgetBuilder {
+    ratio: f64,
+    burst: u32,
+    initial: Option<u32>,
+    trickle: Option<Duration>,
+}
+
+impl Default for RetryBudgetBuilder {
+    fn default() -> Self {
+        Self {
+            ratio: DEFAULT_RATIO,
+            burst: DEFAULT_BURST,
+            initial: None,
+            trickle: Some(DEFAULT_TRICKLE),
+        }
+    }
+}
+
+impl RetryBudgetBuilder {
+    /// Tokens earned per operation answered below 500 and not retryable, from 0 to 1; kept to four
+    /// decimals. Default 0.1.
+    pub fn ratio(mut self, tokens: f64) -> Self {
+        self.ratio = tokens;
+        self
+    }
+
+    /// Tokens held at most, up to 400,000. Default 10.
+    pub fn burst(mut self, tokens: u32) -> Self {
+        self.burst = tokens;
+        self
+    }
+
+    /// Tokens at the start. Default: full.
+    pub fn initial(mut self, tokens: u32) -> Self {
+        self.initial = Some(tokens);
+        self
+    }
+
+    /// One more token in each such span, whether anything succeeds or not; at least 1 ms.
+    /// `Duration::MAX` turns it off. Default: one a minute.
+    pub fn trickle(mut self, every: Duration) -> Self {
+        self.trickle = (every != Duration::MAX).then_some(every);
+        self
+    }
+
+    /// # Errors
+    ///
+    /// When the ratio is not a number from 0 to 1, the burst is over its limit, the initial balance
+    /// is over the burst, or the trickle is under 1 ms.
+    pub fn build(self) -> Result<RetryBudget, InvalidInput> {
+        let initial = self.initial.unwrap_or(self.burst);
+        let invalid = |field, problem| Err(InvalidInput::new(field, problem));
+        if !(0.0..=1.0).contains(&self.ratio) {
+            return invalid("budget.ratio", "must be a number from 0 to 1");
+        }
+        if self.burst > bucket::LARGEST_BURST {
+            return invalid("budget.burst", "is over 400,000");
+        }
+        if initial > self.burst {
+            return invalid("budget.initial", "is over the burst");
+        }
+        if self
+            .trickle
+            .is_some_and(|every| every < bucket::SHORTEST_TRICKLE)
+        {
+            return invalid("budget.trickle", "is under one millisecond");
+        }
+        Ok(RetryBudget::from(TokenBucket::earning(
+            self.ratio,
+            self.burst,
+            initial,
+            self.trickle,
+        )))
+    }
+}

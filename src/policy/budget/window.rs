@@ -1,0 +1,111 @@
+//! A share of the recent operations, plus a reserve: exact counts over a sliding span.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::Counted;
+use super::bucket::{WHOLE, parts};
+
+#[derive(Debug)]
+pub(super) struct SlidingWindow {
+    /// Retries per operation, in parts of [`WHOLE`].
+    ratio: u64,
+    /// Retries in one span whether there are operations or not.
+    reserve: u64,
+    /// Milliseconds.
+    span: u64,
+    origin: Option<Instant>,
+    operations: Events,
+    retries: Events,
+}
+
+impl SlidingWindow {
+    pub(super) fn new(ratio: f64, per_second: u32, span: Duration) -> Self {
+        let span = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+        Self {
+            ratio: u64::from(parts(ratio)),
+            reserve: u64::from(per_second) * span / 1000,
+            span,
+            origin: None,
+            operations: Events::default(),
+            retries: Events::default(),
+        }
+    }
+
+    pub(super) fn balance(&self) -> f64 {
+        self.allowed().saturating_sub(self.retries.total) as f64
+    }
+
+    /// Counts the operation, once in any span.
+    pub(super) fn count(&mut self, now: Instant, counted: &mut Counted) {
+        let at = self.slide(now);
+        let is_in_window = |then: u64| then + self.span > at;
+        if !counted.0.is_some_and(is_in_window) {
+            self.operations.add(at);
+            counted.0 = Some(at);
+        }
+    }
+
+    /// Takes a retry for an operation, which counts itself however long ago it began. Returns the
+    /// millisecond under which it is booked.
+    pub(super) fn take(&mut self, now: Instant, counted: &mut Counted) -> Option<u64> {
+        self.count(now, counted);
+        let at = self.slide(now);
+        (self.retries.total < self.allowed()).then(|| {
+            self.retries.add(at);
+            at
+        })
+    }
+
+    pub(super) fn give_back(&mut self, at: u64) {
+        self.retries.remove(at);
+    }
+
+    fn allowed(&self) -> u64 {
+        self.operations.total * self.ratio / u64::from(WHOLE) + self.reserve
+    }
+
+    /// Forgets what is older than the span; returns `now` in milliseconds since the first use.
+    fn slide(&mut self, now: Instant) -> u64 {
+        let origin = *self.origin.get_or_insert(now);
+        let at = now.saturating_duration_since(origin).as_millis();
+        let at = u64::try_from(at).unwrap_or(u64::MAX);
+        if let Some(oldest) = (at + 1).checked_sub(self.span) {
+            self.operations.forget_before(oldest);
+            self.retries.forget_before(oldest);
+        }
+        at
+    }
+}
+
+/// How many events fell into each millisecond.
+#[derive(Debug, Default)]
+struct Events {
+    total: u64,
+    counts: BTreeMap<u64, u64>,
+}
+
+impl Events {
+    fn add(&mut self, at: u64) {
+        *self.counts.entry(at).or_default() += 1;
+        self.total += 1;
+    }
+
+    /// Nothing to do where the event has left the window already.
+    fn remove(&mut self, at: u64) {
+        if let Some(count) = self.counts.get_mut(&at).filter(|count| **count > 0) {
+            *count -= 1;
+            self.total -= 1;
+        }
+    }
+
+    fn forget_before(&mut self, oldest: u64) {
+        while let Some(entry) = self
+            .counts
+            .first_entry()
+            .filter(|entry| *entry.key() < oldest)
+        {
+            self.total -= entry.remove();
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The account of a running operation, kept so that it is true at any moment, also when the future
+//! is dropped.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::{Method, StatusCode};
+use reqwest_middleware::Error;
+
+use crate::clock;
+use crate::continuation::State;
+use crate::error::{Cause, LastAnswer, RetryError};
+use crate::invalid::InvalidInput;
+use crate::observe;
+use crate::operation::Operation;
+use crate::policy::{Certainty, Outcome, StopReason};
+use crate::report::{Account, AttemptRecord, Failure, ReportHandle, RetryReport};
+use crate::watch::Watch;
+
+/// What has happened so far in one operation. Dropped before its end, it reports the abandonment.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    account: Account,
+    handle: Option<ReportHandle>,
+    state: Option<Arc<State>>,
+    started: Instant,
+    /// The attempt in the air, if any.
+    flight: Option<Flight>,
+    /// What the last failed attempt failed with.
+    cause: Option<Cause>,
+    /// The last answer that was given up for a retry.
+    last_answer: Option<LastAnswer>,
+    has_ended: bool,
+}
+
+#[derive(Debug)]
+struct Flight {
+    record: AttemptRecord,
+    started: Instant,
+    watch: Watch,
+}
+
+impl Progress {
+    pub(crate) fn begin(
+        method: Method,
+        host: Option<&str>,
+        handle: Option<ReportHandle>,
+        started: Instant,
+    ) -> Self {
+        Self {
+            account: Account {
+                method,
+                host: host.unwrap_or_default().to_owned(),
+                key: None,
+                stop: None,
+                certainty: Certainty::NotSent,
+                attempts: Vec::new(),
+                elapsed: Duration::ZERO,
+                retry_after: None,
+            },
+            handle,
+            state: None,
+            started,
+            flight: None,
+            cause: None,
+            last_answer: None,
+            has_ended: false,
+        }
+    }
+
+    /// The operation has been identified: from here on there is something to confirm it with.
+    pub(crate) fn identified(&mut self, operation: &Operation) {
+        let key = operation.key.as_ref();
+        self.account.key = key.cloned();
+        self.account.certainty = operation.call.certainty();
+        self.state = Some(Arc::clone(&operation.continuation.state));
+        if let Some(handle) = &self.handle {
+            handle.begin(key);
+        }
+    }
+
+    /// An attempt starts. What its layers show of it is noted in the returned watch.
+    pub(crate) fn attempt_starts(
+        &mut self,
+        number: u32,
+        waited: Duration,
+        limit: Option<Duration>,
+        watch: Watch,
+        now: Instant,
+    ) -> &mut Watch {
+        let record = AttemptRecord {
+            number,
+            waited,
+            started_at: now.saturating_duration_since(self.started),
+            took: Duration::ZERO,
+            limit,
+            status: None,
+            failure: None,
+            certainty: Certainty::Unknown,
+        };
+        let flight = Flight {
+            record,
+            started: now,
+            watch,
+        };
+        &mut self.flight.insert(flight).watch
+    }
+
+    /// The watch over the attempt in the air.
+    pub(crate) fn watch(&self) -> Option<&Watch> {
+        self.flight.as_ref().map(|flight| &flight.watch)
+    }
+
+    /// The attempt has ended, with this status or this failure. `certainty` is the operation's.
+    pub(crate) fn attempt_ends(
+        &mut self,
+        outcome: &Outcome,
+        end: Result<StatusCode, (Failure, Cause)>,
+        certainty: Certainty,
+        now: Instant,
+    ) {
+        self.account.retry_after = outcome.retry_after;
+        self.account.certainty = certainty;
+        let (status, failure) = match end {
+            Ok(status) => (Some(status), None),
+            Err((failure, cause)) => {
+                self.cause = Some(cause);
+                (None, Some(failure))
+            }
+        };
+        self.land(status, failure, outcome.certainty, now);
+    }
+
+    fn land(
+        &mut self,
+        status: Option<StatusCode>,
+        failure: Option<Failure>,
+        certainty: Certainty,
+        now: Instant,
+    ) {
+        let Some(flight) = self.flight.take() else {
+            return;
+        };
+        let record = AttemptRecord {
+            took: now.saturating_duration_since(flight.started),
+            status,
+            failure,
+            certainty,
+            ..flight.record
+        };
+        observe::attempt(&self.account.method, &self.account.host, &record);
+        self.account.attempts.push(record);
+    }
+
+    pub(crate) fn waits(&self, delay: Duration) {
+        let Account { method, host, .. } = &self.account;
+        observe::wait(method, host, self.account.attempts.len(), delay);
+    }
+
+    /// An answer is given up for a retry.
+    pub(crate) fn gives_up(&mut self, answer: LastAnswer) {
+        self.last_answer = Some(answer);
+        self.cause = None;
+    }
+
+    /// The operation ends with an answer. The report is for its extensions; there is none after a
+    /// first answer that needed no retry.
+    pub(crate) fn answered(&mut self, stop: Option<StopReason>) -> Option<RetryReport> {
+        self.account.stop = stop;
+        let is_plain = stop.is_none() && self.account.attempts.len() == 1;
+        let report = self.end();
+        report.filter(|_| !is_plain)
+    }
+
+    /// The operation ends without one.
+    pub(crate) fn stopped(&mut self, reason: StopReason) -> Error {
+        self.account.stop = Some(reason);
+        let report = self.end_with_report();
+        Error::middleware(RetryError::new(
+            report,
+            self.last_answer.take(),
+            self.cause.take(),
+        ))
+    }
+
+    /// Nothing was sent, since the input could not be used.
+    pub(crate) fn refused(&mut self, error: InvalidInput) -> Error {
+        self.cause = Some(Cause::Invalid(error));
+        self.stopped(StopReason::InvalidInput)
+    }
+
+    /// The caller cancelled while an attempt was in the air.
+    pub(crate) fn cancelled_in_flight(&mut self, now: Instant) -> Error {
+        self.abandon_flight(now);
+        self.stopped(StopReason::Cancelled)
+    }
+
+    fn abandon_flight(&mut self, now: Instant) {
+        let Some(flight) = &self.flight else { return };
+        let certainty = crate::classify::abandoned(flight.watch.sent());
+        self.account.certainty = self
+            .account
+            .certainty
+            .min(Certainty::Unknown)
+            .max(certainty);
+        self.land(None, Some(Failure::Cancelled), certainty, now);
+    }
+
+    fn end(&mut self) -> Option<RetryReport> {
+        let is_plain = self.account.stop.is_none() && self.account.attempts.len() == 1;
+        if is_plain && self.handle.is_none() {
+            self.close();
+            return None;
+        }
+        Some(self.end_with_report())
+    }
+
+    fn end_with_report(&mut self) -> RetryReport {
+        self.close();
+        let report = RetryReport::from(self.account.clone());
+        if let Some(handle) = &self.handle {
+            handle.finish(report.clone());
+        }
+        report
+    }
+
+    fn close(&mut self) {
+        self.has_ended = true;
+        self.account.elapsed = clock::now().saturating_duration_since(self.started);
+        if let Some(state) = &self.state {
+            state.end(self.account.certainty);
+        }
+        observe::stop(&self.account);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.abandon_flight(clock::now());
+            self.account.stop = Some(StopReason::Cancelled);
+            self.end_with_report();
+        }
+    }
+}

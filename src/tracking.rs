@@ -1,0 +1,79 @@
+//! Send tracking: did the request leave, as seen by its body?
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+
+/// What one attempt's body has seen.
+///
+/// The connection asks a body `is_end_stream` when it writes the request's head, and `poll_frame`
+/// for what follows; both set `taken`. Neither happens before there is a connection, so a body that
+/// was not taken proves that nothing was sent. (`size_hint` is asked earlier and proves nothing.)
+///
+/// The proof holds for this body only. A layer below that replaces it unread drops it while the
+/// attempt goes on; `dropped` lets [`Watch`](crate::watch::Watch) see that.
+#[derive(Debug, Default)]
+pub(crate) struct Evidence {
+    taken: AtomicBool,
+    dropped: AtomicBool,
+}
+
+impl Evidence {
+    /// Whether the body has been given up without having been read.
+    pub(crate) fn is_dropped_unread(&self) -> bool {
+        self.dropped.load(Ordering::Acquire) && !self.is_taken()
+    }
+
+    pub(crate) fn is_taken(&self) -> bool {
+        self.taken.load(Ordering::Acquire)
+    }
+}
+
+/// A request body that notes when it is taken over.
+#[derive(Debug)]
+pub(crate) struct TrackedBody {
+    inner: reqwest::Body,
+    evidence: Arc<Evidence>,
+}
+
+impl TrackedBody {
+    pub(crate) fn wrap(inner: reqwest::Body, evidence: Arc<Evidence>) -> reqwest::Body {
+        reqwest::Body::wrap(Self { inner, evidence })
+    }
+
+    fn take(&self) {
+        self.evidence.taken.store(true, Ordering::Release);
+    }
+}
+
+impl Body for TrackedBody {
+    type Data = Bytes;
+    type Error = reqwest::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, reqwest::Error>>> {
+        self.take();
+        Pin::new(&mut self.inner).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.take();
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+impl Drop for TrackedBody {
+    fn drop(&mut self) {
+        self.evidence.dropped.store(true, Ordering::Release);
+    }
+}
