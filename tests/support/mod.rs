@@ -6,7 +6,9 @@
 )]
 
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -30,6 +32,10 @@ pub enum Step {
     Hang,
     /// Takes the request, and answers after so long.
     Answer(Duration, Answer),
+    /// Takes the request, and answers this status at once with a body that never comes.
+    Stall(u16),
+    /// Never gets as far as taking the request, as a name that is never resolved.
+    Connect,
     /// Fails at once, without taking the request, as a closed port does.
     Refuse(reqwest::Error),
     /// Takes the request, then fails like this.
@@ -192,9 +198,16 @@ impl Middleware for Server {
             key: extensions.get().cloned(),
             deadline: extensions.get().copied(),
         };
-        if let Step::Refuse(error) = step {
-            lock(&self.seen).push(seen);
-            return Err(error.into());
+        match step {
+            Step::Refuse(error) => {
+                lock(&self.seen).push(seen);
+                return Err(error.into());
+            }
+            Step::Connect => {
+                lock(&self.seen).push(seen);
+                return std::future::pending().await;
+            }
+            _ => {}
         }
         // As a connection does: look at the body, then read it.
         if let Some(body) = request.body_mut().take() {
@@ -203,7 +216,14 @@ impl Middleware for Server {
         }
         lock(&self.seen).push(seen);
         match step {
-            Step::Hang => std::future::pending().await,
+            Step::Hang | Step::Connect => std::future::pending().await,
+            Step::Stall(status) => Ok(Response::from(
+                http::Response::builder()
+                    .status(status)
+                    .url(request.url().clone())
+                    .body(reqwest::Body::wrap(NeverComes))
+                    .expect("a valid response"),
+            )),
             Step::Fail(error) | Step::Refuse(error) => Err(error.into()),
             Step::Answer(after, answer) => {
                 tokio::time::sleep(after).await;
@@ -223,10 +243,25 @@ impl Answer {
         for (name, value) in &self.headers {
             response.headers_mut().append(
                 http::HeaderName::try_from(name.as_str()).expect("a header name"),
-                HeaderValue::from_str(value).expect("a header value"),
+                HeaderValue::from_bytes(value.as_bytes()).expect("a header value"),
             );
         }
         Response::from(response)
+    }
+}
+
+/// A body that has been announced, and does not come.
+struct NeverComes;
+
+impl http_body::Body for NeverComes {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+        Poll::Pending
     }
 }
 
