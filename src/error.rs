@@ -45,14 +45,14 @@ pub(crate) enum Cause {
     Invalid(InvalidInput),
     Timeout(AttemptTimeout),
     Transport(reqwest::Error),
-    Layer(Box<dyn StdError + Send + Sync>),
+    Layer(reqwest_middleware::Error),
 }
 
 impl From<reqwest_middleware::Error> for Cause {
     fn from(error: reqwest_middleware::Error) -> Self {
         match error {
             reqwest_middleware::Error::Reqwest(error) => Self::Transport(error.without_url()),
-            reqwest_middleware::Error::Middleware(error) => Self::Layer(error.into()),
+            layer @ reqwest_middleware::Error::Middleware(_) => Self::Layer(layer),
         }
     }
 }
@@ -157,7 +157,8 @@ impl StdError for RetryError {
             Cause::Invalid(error) => Some(error),
             Cause::Timeout(error) => Some(error),
             Cause::Transport(error) => Some(error),
-            Cause::Layer(error) => Some(error.as_ref()),
+            Cause::Layer(reqwest_middleware::Error::Middleware(error)) => Some(&**error),
+            Cause::Layer(error) => Some(error),
         }
     }
 }

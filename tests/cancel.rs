@@ -96,7 +96,7 @@ struct Ending {
 
 fn operation(place: &Place) -> Ending {
     let server = Server::script((place.steps)());
-    let budget = Arc::new(RetryBudget::fixed(5));
+    let budget = Arc::new(RetryBudget::fixed(TOKENS as u32));
     let handle = ReportHandle::new();
     let layer = plain_builder()
         .budget(Arc::clone(&budget))
