@@ -212,15 +212,27 @@ pub trait RetryErrorExt: sealed::Sealed {
 impl RetryErrorExt for reqwest_middleware::Error {
     fn retry_error(&self) -> Option<&RetryError> {
         match self {
-            Self::Middleware(error) => error.downcast_ref(),
+            Self::Middleware(error) => error.chain().find_map(|cause| {
+                cause
+                    .downcast_ref()
+                    .or_else(|| wrapped(cause)?.retry_error())
+            }),
             Self::Reqwest(_) => None,
         }
     }
 
     fn root(&self) -> Option<&reqwest::Error> {
         match self {
+            Self::Middleware(error) => error
+                .chain()
+                .find_map(|cause| cause.downcast_ref().or_else(|| wrapped(cause)?.root())),
             Self::Reqwest(error) => Some(error),
-            Self::Middleware(error) => error.chain().find_map(|error| error.downcast_ref()),
         }
     }
+}
+
+/// Another layer has put a middleware error into its own. That type is transparent: its `source()`
+/// leaves out the very error that it stands for.
+fn wrapped<'e>(cause: &'e (dyn StdError + 'static)) -> Option<&'e reqwest_middleware::Error> {
+    cause.downcast_ref()
 }

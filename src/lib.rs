@@ -1,4 +1,4 @@
-#![doc = include_str!("lib.md")]
+#![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(test),

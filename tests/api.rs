@@ -961,3 +961,124 @@ fn types_can_be_shared_and_sent() {
     extension::<RetryReport>();
     extension::<RetryOverride>();
 }
+
+// ---- beside other layers ----
+
+/// reqwest-retry with two retries and next to no wait.
+fn reqwest_retry()
+-> reqwest_retry::RetryTransientMiddleware<reqwest_retry::policies::ExponentialBackoff> {
+    let policy = reqwest_retry::policies::ExponentialBackoff::builder()
+        .retry_bounds(Duration::from_nanos(1), Duration::from_nanos(2))
+        .build_with_max_retries(2);
+    reqwest_retry::RetryTransientMiddleware::new_with_policy(policy)
+}
+
+#[tokio::test]
+async fn reqwest_retry_around_this_layer_repeats_answers_but_neither_errors_nor_unsafe_operations()
+{
+    let quick = || build(plain_builder().backoff(Backoff::fixed([Duration::ZERO])));
+    let around = |server: &Server| {
+        ClientBuilder::new(plain_http())
+            .with(reqwest_retry())
+            .with(quick())
+            .with(server.clone())
+            .build()
+    };
+    let server = Server::always(503);
+    around(&server).get(URL).send().await.expect("an answer");
+    assert_eq!(server.sends(), 3 * 4);
+    let server = Server::script([Step::status(503)]);
+    let error = around(&server)
+        .post(URL)
+        .body("order")
+        .send()
+        .await
+        .expect_err("refused");
+    assert_eq!(
+        (server.sends(), stop_of(Err(error))),
+        (1, Some(StopReason::UnsafeToRepeat))
+    );
+    // An error that it does not repeat it wraps so that ours is out of reach, and only the root is found.
+    let server = Server::script((0..4).map(|_| Step::Refuse(support::refused())));
+    let error = around(&server)
+        .post(URL)
+        .body("order")
+        .send()
+        .await
+        .expect_err("refused");
+    assert_eq!((server.sends(), error.retry_error().is_none()), (4, true));
+    assert!(error.root().is_some_and(reqwest::Error::is_connect));
+}
+
+#[tokio::test]
+async fn a_layer_that_repeats_bodies_belongs_outside() {
+    let inside = |server: &Server, track: bool| {
+        let layer = plain_builder()
+            .backoff(Backoff::fixed([Duration::ZERO]))
+            .send_tracking(track);
+        ClientBuilder::new(plain_http())
+            .with(build(layer))
+            .with(reqwest_retry())
+            .with(server.clone())
+            .build()
+    };
+    // It cannot copy a tracked body, says so, and has sent nothing.
+    let server = Server::script([]);
+    let error = inside(&server, true)
+        .post(URL)
+        .body("order")
+        .send()
+        .await
+        .expect_err("refused");
+    let error = error.retry_error().expect("ours");
+    assert_eq!(
+        (error.stop(), error.certainty()),
+        (StopReason::NotRetryable, Certainty::NotSent)
+    );
+    // Without tracking the attempts multiply, below every count of ours.
+    let server = Server::always(503);
+    let keyed = inside(&server, false)
+        .post(URL)
+        .body("order")
+        .with_extension(key("order-17"));
+    let report = support::report(&keyed.send().await).expect("a report");
+    assert_eq!((server.sends(), report.attempts().len()), (4 * 3, 4));
+}
+
+/// An inner layer that adds a query, as some signatures do.
+struct RewritesUrl;
+
+#[async_trait::async_trait]
+impl Middleware for RewritesUrl {
+    async fn handle(
+        &self,
+        mut request: Request,
+        extensions: &mut Extensions,
+        next: Next<'_>,
+    ) -> reqwest_middleware::Result<Response> {
+        request.url_mut().set_query(Some("signature=1"));
+        next.run(request, extensions).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_that_rewrites_the_url_belongs_outside() {
+    let certainty = async |outside: bool| {
+        let server = Server::always(422);
+        let builder = ClientBuilder::new(plain_http());
+        let builder = match outside {
+            true => builder.with(RewritesUrl).with(build(plain_builder())),
+            false => builder.with(build(plain_builder())).with(RewritesUrl),
+        };
+        let result = builder
+            .with(server.clone())
+            .build()
+            .post(URL)
+            .body("order")
+            .send()
+            .await;
+        support::report(&result).expect("a report").certainty()
+    };
+    assert_eq!(certainty(true).await, Certainty::Answered);
+    assert_eq!(certainty(false).await, Certainty::Unknown);
+}
