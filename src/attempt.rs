@@ -89,9 +89,8 @@ impl Template {
         (Self { request, body }, identity)
     }
 
-    pub(crate) fn headers(&self) -> &HeaderMap {
-        static EMPTY: std::sync::LazyLock<HeaderMap> = std::sync::LazyLock::new(HeaderMap::new);
-        self.request.as_ref().map_or(&EMPTY, Request::headers)
+    pub(crate) fn headers(&self) -> Option<&HeaderMap> {
+        self.request.as_ref().map(Request::headers)
     }
 
     pub(crate) fn headers_mut(&mut self) -> Option<&mut HeaderMap> {

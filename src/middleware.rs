@@ -109,7 +109,6 @@ impl Middleware for RetryMiddleware {
             Ok(mut operation) => {
                 progress.identified(&operation);
                 operation.stamp_key(&self.settings);
-                operation.call.begin(self.settings.budget.as_deref(), now);
                 self.run(operation, &mut progress, extensions, next).await
             }
         }
@@ -197,9 +196,11 @@ impl RetryMiddleware {
             .template
             .request(is_last, evidence.as_ref(), time_left)
         else {
+            // Only a stream can be used up, and the core starts no second attempt of one.
             return Bounded::Cancelled;
         };
-        operation.call.start_attempt();
+        let budget = self.settings.budget.as_deref();
+        operation.call.start_attempt(budget, now);
         let attempt = Attempt {
             number: operation.call.attempts(),
             max_attempts: operation.call.limits.max_attempts,

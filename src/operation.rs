@@ -208,12 +208,15 @@ fn earlier_run<'e>(
 /// one under the contract.
 fn key(
     method: &Method,
-    headers: &HeaderMap,
+    headers: Option<&HeaderMap>,
     extensions: &Extensions,
     settings: &Settings,
 ) -> Result<(Option<IdempotencyKey>, bool), InvalidInput> {
     let given = extensions.get::<IdempotencyKey>();
-    let adopted = settings.key_header().adopt(headers)?;
+    let adopted = match headers {
+        Some(headers) => settings.key_header().adopt(headers)?,
+        None => None,
+    };
     match (given, adopted) {
         (Some(given), Some(adopted)) if *given != adopted => Err(InvalidInput::new(
             "idempotency key",

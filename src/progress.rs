@@ -168,14 +168,17 @@ impl Progress {
     pub(crate) fn answered(&mut self, stop: Option<StopReason>) -> Option<RetryReport> {
         self.account.stop = stop;
         let is_plain = stop.is_none() && self.account.attempts.len() == 1;
-        let report = self.end();
-        report.filter(|_| !is_plain)
+        if is_plain && self.handle.is_none() {
+            self.close();
+            return None;
+        }
+        Some(self.end()).filter(|_| !is_plain)
     }
 
     /// The operation ends without one.
     pub(crate) fn stopped(&mut self, reason: StopReason) -> Error {
         self.account.stop = Some(reason);
-        let report = self.end_with_report();
+        let report = self.end();
         Error::middleware(RetryError::new(
             report,
             self.last_answer.take(),
@@ -206,16 +209,7 @@ impl Progress {
         self.land(None, Some(Failure::Cancelled), certainty, now);
     }
 
-    fn end(&mut self) -> Option<RetryReport> {
-        let is_plain = self.account.stop.is_none() && self.account.attempts.len() == 1;
-        if is_plain && self.handle.is_none() {
-            self.close();
-            return None;
-        }
-        Some(self.end_with_report())
-    }
-
-    fn end_with_report(&mut self) -> RetryReport {
+    fn end(&mut self) -> RetryReport {
         self.close();
         let report = RetryReport::from(self.account.clone());
         if let Some(handle) = &self.handle {
@@ -239,7 +233,7 @@ impl Drop for Progress {
         if !self.has_ended {
             self.abandon_flight(clock::now());
             self.account.stop = Some(StopReason::Cancelled);
-            self.end_with_report();
+            self.end();
         }
     }
 }

@@ -223,21 +223,18 @@ impl Call {
         }
     }
 
-    /// The operation begins: budgets that measure load by operations count it from here.
-    pub(crate) fn begin(&mut self, budget: Option<&RetryBudget>, now: Instant) {
-        if let Some(budget) = budget {
-            budget.begin(now, &mut self.counted);
-        }
-    }
-
     /// Attempts started so far.
     pub(crate) fn attempts(&self) -> u32 {
         self.attempts
     }
 
-    /// An attempt starts: from here on it counts, however it ends.
-    pub(crate) fn start_attempt(&mut self) {
+    /// An attempt starts: from here on it counts, however it ends. With the first one the operation
+    /// becomes load, which some budgets measure.
+    pub(crate) fn start_attempt(&mut self, budget: Option<&RetryBudget>, now: Instant) {
         self.attempts = self.attempts.saturating_add(1);
+        if let (1, Some(budget)) = (self.attempts, budget) {
+            budget.begin(now, &mut self.counted);
+        }
     }
 
     /// An attempt has ended.
