@@ -273,22 +273,17 @@ fn is_permanent(error: &reqwest::Error, is_https: bool) -> bool {
         || (is_https && error.is_connect() && is_tls_failure(error))
 }
 
-/// A certificate or protocol that the TLS library refused (an `InvalidData` error, or one that is
-/// not about I/O at all, which "no TLS compiled in" is too). A peer that hangs up or stays silent
-/// is an I/O error of another kind, and a timeout or a name that does not resolve is neither.
+/// A certificate or protocol that the TLS library refused: at the bottom `InvalidData`, or an error
+/// that is not about I/O at all, which "no TLS compiled in" is too. A peer that hangs up or stays
+/// silent is an I/O error of another kind; a timeout or a name that does not resolve is neither.
 fn is_tls_failure(error: &reqwest::Error) -> bool {
     if error.is_timeout() || error.is_dns() {
         return false;
     }
-    let mut kinds = causes(error)
+    let deepest = causes(error)
         .filter_map(|cause| cause.downcast_ref::<io::Error>())
-        .map(io::Error::kind);
-    kinds.all(|kind| {
-        matches!(
-            kind,
-            io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput
-        )
-    })
+        .last();
+    deepest.is_none_or(|error| error.kind() == io::ErrorKind::InvalidData)
 }
 
 /// hyper gave the request back before it was written to a connection.
@@ -316,6 +311,11 @@ fn is_refused_stream(_: &reqwest::Error) -> bool {
     false
 }
 
+/// What is below an error, outermost first. An `io::Error` that carries another error leaves just
+/// that one out of its `source()`.
 fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn StdError + 'static)> {
-    std::iter::successors(error.source(), |&cause| cause.source())
+    std::iter::successors(error.source(), |&cause| {
+        let carried = cause.downcast_ref().and_then(io::Error::get_ref);
+        carried.map_or_else(|| cause.source(), |inner| Some(inner as _))
+    })
 }

@@ -92,6 +92,8 @@ impl RetryReport {
             after: self.0.retry_after,
         };
         match (self.0.certainty, self.0.stop) {
+            // Nothing was to be done, so there is nothing to confirm.
+            (Certainty::Unknown, _) if self.0.method.is_safe() => later,
             (Certainty::Unknown, _) => NextStep::ConfirmOutcome {
                 key: self.0.key.clone(),
             },

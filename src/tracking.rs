@@ -11,14 +11,18 @@ use http_body::{Body, Frame, SizeHint};
 /// What one attempt's body has seen.
 ///
 /// The connection asks a body `is_end_stream` when it writes the request's head, and `poll_frame`
-/// for what follows; both set `taken`. Neither happens before there is a connection, so a body that
-/// was not taken proves that nothing was sent. (`size_hint` is asked earlier and proves nothing.)
+/// for what follows; both set `taken`. Neither happens before there is a connection. So a body that
+/// is gone, and was not taken, was not sent. One that is still held somewhere may yet be: between
+/// hyper's taking a request out of its queue and asking the body there is a moment in which the
+/// caller can give up.
 ///
-/// The proof holds for this body only. A layer below that replaces it unread drops it while the
-/// attempt goes on; `dropped` lets [`Watch`](crate::watch::Watch) see that.
+/// The proof holds for this body only, and a layer below may send another one. reqwest asks every
+/// body for its `size_hint` before anything else, which sets `handed_over`; what
+/// [`Watch`](crate::watch::Watch) adds to that is whether the body was given up early.
 #[derive(Debug, Default)]
 pub(crate) struct Evidence {
     taken: AtomicBool,
+    handed_over: AtomicBool,
     dropped: AtomicBool,
 }
 
@@ -26,6 +30,11 @@ impl Evidence {
     /// Whether the body has been given up without having been read.
     pub(crate) fn is_dropped_unread(&self) -> bool {
         self.dropped.load(Ordering::Acquire) && !self.is_taken()
+    }
+
+    /// Whether it got as far as the HTTP client, which asks every body for its size first of all.
+    pub(crate) fn is_handed_over(&self) -> bool {
+        self.handed_over.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_taken(&self) -> bool {
@@ -68,6 +77,7 @@ impl Body for TrackedBody {
     }
 
     fn size_hint(&self) -> SizeHint {
+        self.evidence.handed_over.store(true, Ordering::Release);
         self.inner.size_hint()
     }
 }

@@ -22,6 +22,8 @@ pub(crate) struct Watch {
     evidence: Option<Arc<Evidence>>,
     body_discarded: bool,
     sent_again: bool,
+    /// The run has had to wait, as all that is sent must.
+    has_waited: bool,
 }
 
 /// Whether the request has left, as far as its body can tell.
@@ -46,6 +48,7 @@ impl Watch {
             evidence,
             body_discarded: false,
             sent_again: false,
+            has_waited: false,
         }
     }
 
@@ -75,13 +78,23 @@ impl Watch {
         self.evidence.is_some()
     }
 
+    /// To be asked when the run is over or gone: a body that is still held then is in the hands of a
+    /// connection, which may be about to send it.
     pub(crate) fn sent(&self) -> Sent {
         match &self.evidence {
             _ if self.sent_again => Sent::Maybe,
-            Some(evidence) if evidence.is_taken() => Sent::Maybe,
-            Some(_) if !self.body_discarded => Sent::No,
-            _ => Sent::Untracked,
+            None => Sent::Untracked,
+            Some(evidence) if !evidence.is_dropped_unread() => Sent::Maybe,
+            Some(evidence) if self.is_the_body_sent(evidence) => Sent::No,
+            Some(_) => Sent::Untracked,
         }
+    }
+
+    /// Whether this body, and no other, is what would have been sent. It has got as far as the HTTP
+    /// client, and was not given up before the run was; or nothing can have been sent at all, since
+    /// the run ended without ever having to wait.
+    fn is_the_body_sent(&self, evidence: &Evidence) -> bool {
+        !self.body_discarded && (evidence.is_handed_over() || !self.has_waited)
     }
 
     /// A body that is gone unread while the run goes on is not the one being sent.
@@ -108,6 +121,7 @@ impl Future for Watched<'_> {
         watch.note_discarded_body();
         let result = while_polling(&mut watch.hops, || run.as_mut().poll(context));
         *ended = result.is_ready();
+        watch.has_waited |= result.is_pending();
         result
     }
 }

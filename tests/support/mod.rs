@@ -204,6 +204,8 @@ impl Middleware for Server {
                 return Err(error.into());
             }
             Step::Connect => {
+                // As the client does before it connects.
+                let _ = request.body().map(http_body::Body::size_hint);
                 lock(&self.seen).push(seen);
                 return std::future::pending().await;
             }
@@ -345,11 +347,11 @@ pub fn plain_builder() -> RetryMiddlewareBuilder {
         .without_budget()
 }
 
-pub fn ms(ms: u64) -> Duration {
+pub const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-pub fn secs(secs: u64) -> Duration {
+pub const fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
