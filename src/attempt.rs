@@ -6,9 +6,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, Method, StatusCode, header};
 use http_body::Body as _;
-use reqwest::{Body, Request, Response};
+use reqwest::{Body, Request, Response, Url};
 
 use crate::continuation::{BodyIdentity, Identity};
 use crate::redirect::is_same_url;
@@ -111,6 +111,7 @@ impl Template {
         evidence: Option<&Arc<Evidence>>,
         time_left: Option<Duration>,
     ) -> Option<Request> {
+        let is_last = is_last || !self.is_replayable();
         let body = match &mut self.body {
             TemplateBody::Absent => None,
             TemplateBody::Bytes(bytes) => Some(Body::from(bytes.clone())),
@@ -145,27 +146,27 @@ fn bytes(mut body: Body) -> Bytes {
     }
 }
 
-/// Whether this answer to a tracked attempt is a redirect that reqwest would have followed, had it
-/// been able to repeat the body: 307 and 308, and 301 and 302 of any method but POST.
-pub(crate) fn wants_the_body_again(response: &Response, identity: &Identity) -> bool {
-    let keeps_method = match response.status() {
+/// Where this answer to a tracked attempt would have been followed to, had reqwest been able to
+/// repeat the body: 307 and 308, and 301 and 302 of any method but POST.
+///
+/// 307 and 308 say that the request is to be made elsewhere. 301 and 302 may also follow a commit,
+/// so an operation that is unsafe to repeat is not sent again for them.
+pub(crate) fn wants_the_body_at(
+    answer: &Response,
+    identity: &Identity,
+    is_unsafe: bool,
+) -> Option<Url> {
+    let keeps_method = match answer.status() {
         StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => true,
-        StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => identity.method != http::Method::POST,
+        StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => {
+            identity.method != Method::POST && !is_unsafe
+        }
         _ => false,
     };
     let has_body = matches!(&identity.body, BodyIdentity::Bytes(bytes) if !bytes.is_empty());
-    keeps_method
-        && has_body
-        && response.headers().contains_key(header::LOCATION)
-        && is_same_url(response.url(), &identity.url)
-}
-
-/// Whether the redirect leads to another origin, where a keyed or unsafe operation is not carried.
-pub(crate) fn leads_elsewhere(response: &Response, identity: &Identity) -> bool {
-    response
-        .headers()
-        .get(header::LOCATION)
-        .and_then(|location| location.to_str().ok())
-        .and_then(|location| identity.url.join(location).ok())
-        .is_none_or(|target| target.origin() != identity.url.origin())
+    if !(keeps_method && has_body && is_same_url(answer.url(), &identity.url)) {
+        return None;
+    }
+    let location = answer.headers().get(header::LOCATION)?.to_str().ok()?;
+    identity.url.join(location).ok()
 }

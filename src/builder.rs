@@ -79,12 +79,20 @@ pub struct RetryMiddlewareBuilder {
     scope: DeadlineScope,
     backoff: Backoff,
     max_retry_after: Duration,
-    budget: Option<Arc<RetryBudget>>,
+    budget: Budget,
     contract: Option<KeyContract>,
     rules: Rules,
     send_tracking: bool,
     client_is_prepared: bool,
     clock: Clock,
+}
+
+#[derive(Clone, Debug)]
+enum Budget {
+    /// One of its own for each middleware that is built.
+    Own,
+    Shared(Arc<RetryBudget>),
+    None,
 }
 
 impl Default for RetryMiddlewareBuilder {
@@ -98,7 +106,7 @@ impl Default for RetryMiddlewareBuilder {
             scope: DeadlineScope::default(),
             backoff: Backoff::default(),
             max_retry_after: DEFAULT_MAX_RETRY_AFTER,
-            budget: Some(Arc::new(RetryBudget::default())),
+            budget: Budget::Own,
             contract: None,
             rules: Rules::default(),
             send_tracking: true,
@@ -166,13 +174,13 @@ impl RetryMiddlewareBuilder {
     /// The budget that retries are paid from. Give the same `Arc` to every client of a service.
     /// Default: one of its own, [`RetryBudget::default`].
     pub fn budget(mut self, budget: Arc<RetryBudget>) -> Self {
-        self.budget = Some(budget);
+        self.budget = Budget::Shared(budget);
         self
     }
 
     /// Retries are bounded by attempts and deadline only.
     pub fn without_budget(mut self) -> Self {
-        self.budget = None;
+        self.budget = Budget::None;
         self
     }
 
@@ -254,8 +262,11 @@ impl RetryMiddlewareBuilder {
     /// redirects. Default: no.
     ///
     /// A redirect may lead back to the same URL, where nothing in an answer or error shows that it
-    /// was followed. Only with this word are a refusal by status, 425 and HTTP/2 refusals enough to
-    /// repeat an operation that has neither key nor an idempotent method.
+    /// was followed. Only with this word are a refusal by status, 425 and HTTP/2 refusals taken for
+    /// "not processed", and so enough to repeat an operation that has neither key nor an idempotent
+    /// method.
+    ///
+    /// It is also your word that no layer below repeats requests or sends others in their place.
     pub fn client_is_prepared(mut self, prepared: bool) -> Self {
         self.client_is_prepared = prepared;
         self
@@ -304,7 +315,11 @@ impl RetryMiddlewareBuilder {
             },
             deadline: deadline.map(Deadline::after),
             scope: self.scope,
-            budget: self.budget,
+            budget: match self.budget {
+                Budget::Own => Some(Arc::default()),
+                Budget::Shared(budget) => Some(budget),
+                Budget::None => None,
+            },
             contract: self.contract,
             rules: self.rules,
             send_tracking: self.send_tracking,

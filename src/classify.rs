@@ -106,7 +106,7 @@ impl Rules {
                 Some(_) => Verdict::Final,
             },
             certainty: answer_certainty(status, class, on),
-            success: status.is_success(),
+            success: status.is_success() && is_to_our_request(on),
             retry_after: retryable
                 .then(|| requested_wait(headers, &self.retry_after_ms, wall))
                 .flatten(),
@@ -155,35 +155,47 @@ fn is_success(status: StatusCode) -> bool {
     status.as_u16() < 400
 }
 
-/// An answer speaks for our request only if it is to our request.
+/// Whether the answer is to the request as it was meant, so that it speaks for what came of it.
+fn is_to_our_request(on: Circumstances) -> bool {
+    match on.redirected {
+        Redirected::No | Redirected::Unknown | Redirected::Kept => true,
+        Redirected::SeeOther | Redirected::Changed => on.replay == ReplayClass::Safe,
+    }
+}
+
 fn answer_certainty(
     status: StatusCode,
     class: Option<StatusClass>,
     on: Circumstances,
 ) -> Certainty {
     let refused = status == StatusCode::TOO_EARLY || class == Some(StatusClass::RefusedBeforeWork);
-    let is_unsafe = on.replay == ReplayClass::Unsafe;
-    match on.redirected {
+    match (status, on.redirected) {
         _ if on.replay == ReplayClass::Safe => Certainty::Answered,
-        Redirected::Yes if !is_success(status) => Certainty::Unknown,
-        // What would let an unsafe request be repeated must be beyond doubt.
-        Redirected::Unknown if refused && is_unsafe => Certainty::Unknown,
+        (_, Redirected::Changed) => Certainty::Unknown,
+        (_, Redirected::SeeOther) if status.is_success() => Certainty::Answered,
+        (_, Redirected::SeeOther) => Certainty::Unknown,
+        // What would let a request be repeated must be beyond doubt.
+        (_, Redirected::Unknown) if refused => Certainty::Unknown,
         _ if refused => Certainty::NotProcessed,
         _ if status.is_server_error() => Certainty::Unknown,
-        _ if matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::CONFLICT) => {
-            Certainty::Unknown
-        }
+        // 301 and 302 may follow a commit as well as stand in place of one.
+        (
+            StatusCode::REQUEST_TIMEOUT
+            | StatusCode::CONFLICT
+            | StatusCode::MOVED_PERMANENTLY
+            | StatusCode::FOUND,
+            _,
+        ) => Certainty::Unknown,
         _ => Certainty::Answered,
     }
 }
 
 /// Reads the end of an attempt at its own time limit.
 pub(crate) fn timeout(on: Circumstances) -> (Outcome, Failure) {
-    let certainty = match on.sent {
-        Sent::No => Certainty::NotSent,
-        Sent::Maybe | Sent::Untracked => Certainty::Unknown,
-    };
-    (failed(Verdict::Retryable, certainty), Failure::Timeout)
+    (
+        failed(Verdict::Retryable, abandoned(on.sent)),
+        Failure::Timeout,
+    )
 }
 
 /// What is known of an attempt that was abandoned at this moment.
@@ -205,12 +217,13 @@ pub(crate) fn error(error: &Error, is_https: bool, on: Circumstances) -> (Outcom
     };
     let failure = failure(error);
     let certainty = match on.sent {
-        Sent::No => Certainty::NotSent,
-        Sent::Maybe | Sent::Untracked if !is_about_our_request(on) => Certainty::Unknown,
+        Sent::No if never_left(error) || error.is_timeout() => Certainty::NotSent,
+        // Only a request that was sent can fail so: another body than ours was.
+        Sent::No => Certainty::Unknown,
+        _ if !is_about_our_request(on) => Certainty::Unknown,
         _ if is_refused_stream(error) => Certainty::NotProcessed,
-        Sent::Maybe => Certainty::Unknown,
         Sent::Untracked if never_left(error) => Certainty::NotSent,
-        Sent::Untracked => Certainty::Unknown,
+        Sent::Maybe | Sent::Untracked => Certainty::Unknown,
     };
     let verdict = if is_permanent(error, is_https) {
         Verdict::Final
@@ -236,7 +249,7 @@ fn is_about_our_request(on: Circumstances) -> bool {
     match on.redirected {
         Redirected::No => true,
         Redirected::Unknown => on.replay == ReplayClass::Safe,
-        Redirected::Yes => false,
+        Redirected::Kept | Redirected::SeeOther | Redirected::Changed => false,
     }
 }
 
@@ -275,7 +288,8 @@ fn is_permanent(error: &reqwest::Error, is_https: bool) -> bool {
 
 /// A certificate or protocol that the TLS library refused: at the bottom `InvalidData`, or an error
 /// that is not about I/O at all, which "no TLS compiled in" is too. A peer that hangs up or stays
-/// silent is an I/O error of another kind; a timeout or a name that does not resolve is neither.
+/// silent is an I/O error of another kind; a timeout, a name that does not resolve or a proxy that
+/// opens no tunnel is neither.
 fn is_tls_failure(error: &reqwest::Error) -> bool {
     if error.is_timeout() || error.is_dns() {
         return false;
@@ -283,7 +297,15 @@ fn is_tls_failure(error: &reqwest::Error) -> bool {
     let deepest = causes(error)
         .filter_map(|cause| cause.downcast_ref::<io::Error>())
         .last();
-    deepest.is_none_or(|error| error.kind() == io::ErrorKind::InvalidData)
+    match deepest {
+        Some(error) => error.kind() == io::ErrorKind::InvalidData,
+        None => !causes(error).any(is_tunnel_failure),
+    }
+}
+
+/// hyper-util keeps the type of this error to itself.
+fn is_tunnel_failure(cause: &(dyn StdError + 'static)) -> bool {
+    cause.to_string().starts_with("tunnel error")
 }
 
 /// hyper gave the request back before it was written to a connection.

@@ -56,8 +56,9 @@ impl Deadline {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeadlineScope {
-    /// Up to the end of the response body: a read that is still waiting at the deadline fails with
-    /// [`std::io::ErrorKind::TimedOut`]. The default, since a caller waits for the body too.
+    /// Up to the end of the response body: bytes that are not read by then are not handed on, and the
+    /// read fails with [`std::io::ErrorKind::TimedOut`]. The default, since a caller waits for the
+    /// body too.
     #[default]
     Body,
     /// Up to the response head. For long downloads.

@@ -14,7 +14,8 @@ use crate::report::{NextStep, RetryReport, sealed};
 /// An operation has ended without a response: what is known of it, and why.
 ///
 /// Comes as [`reqwest_middleware::Error::Middleware`]; [`RetryErrorExt::retry_error`] finds it.
-/// `source()` leads to the last attempt's failure, down to the [`reqwest::Error`] without its URL.
+/// `source()` leads to the last attempt's failure, down to the [`reqwest::Error`] without its URL;
+/// the error of another layer is handed on as it is, with whatever that layer puts into it.
 /// `Display` and `Debug` show method and host, and shorten the key.
 ///
 /// ```

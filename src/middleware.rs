@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http::Extensions;
-use reqwest::{ClientBuilder, Response};
-use reqwest_middleware::{Middleware, Next, Result};
+use reqwest::{ClientBuilder, Response, Url};
+use reqwest_middleware::{Error, Middleware, Next, Result};
 
 use crate::attempt::{self, Attempt, Template};
 use crate::builder::{RetryMiddlewareBuilder, Settings};
@@ -20,6 +20,7 @@ use crate::clock;
 use crate::continuation::Continuation;
 use crate::deadline::DeadlineScope;
 use crate::error::{AttemptTimeout, Cause, LastAnswer};
+use crate::invalid::InvalidInput;
 use crate::operation::Operation;
 use crate::policy::{Decision, Moment, Outcome, ReplayClass, Reservation, StopReason};
 use crate::progress::Progress;
@@ -109,7 +110,11 @@ impl Middleware for RetryMiddleware {
             Ok(mut operation) => {
                 progress.identified(&operation);
                 operation.stamp_key(&self.settings);
-                self.run(operation, &mut progress, extensions, next).await
+                let result = self
+                    .run(&mut operation, &mut progress, extensions, next)
+                    .await;
+                operation.mark(extensions);
+                result
             }
         }
     }
@@ -119,7 +124,7 @@ impl RetryMiddleware {
     /// The loop.
     async fn run(
         &self,
-        mut operation: Operation,
+        operation: &mut Operation,
         progress: &mut Progress,
         extensions: &mut Extensions,
         next: Next<'_>,
@@ -132,14 +137,13 @@ impl RetryMiddleware {
                 Ok(limit) => limit,
                 Err(reason) => return Err(progress.stopped(reason)),
             };
-            let delay = waited.take().map(Wait::end).unwrap_or_default();
+            let delay = waited.take().map_or(Duration::ZERO, |wait| wait.end(now));
 
             let result = self
-                .attempt(&mut operation, progress, extensions, &next, delay, limit)
+                .attempt(operation, progress, extensions, &next, delay, limit)
                 .await;
             let landed = clock::now();
-            let Some((outcome, answer)) = self.classify(&mut operation, progress, result, landed)
-            else {
+            let Some((outcome, answer)) = self.classify(operation, progress, result, landed) else {
                 return Err(progress.cancelled_in_flight(landed));
             };
 
@@ -155,12 +159,12 @@ impl RetryMiddleware {
                 (Decision::Wait { delay, token }, answer) => {
                     progress.waits(delay);
                     if let Some(answer) = answer {
-                        progress.gives_up(give_up(answer, landed, delay, &operation).await);
+                        progress.gives_up(give_up(answer, landed, delay, operation).await);
                     }
                     (delay, token)
                 }
                 (Decision::Return(stop), Some(answer)) => {
-                    return Ok(self.hand_on(answer, stop, &outcome, &operation, progress));
+                    return Ok(self.hand_on(answer, stop, &outcome, operation, progress));
                 }
                 (Decision::Return(stop), None) => {
                     return Err(progress.stopped(stop.unwrap_or(StopReason::NotRetryable)));
@@ -168,7 +172,7 @@ impl RetryMiddleware {
             };
 
             let wake = landed.checked_add(delay);
-            if let Bounded::Cancelled = bounded(pending::<()>(), wake, &operation).await {
+            if let Bounded::Cancelled = bounded(pending::<()>(), wake, operation).await {
                 drop(token);
                 return Err(progress.stopped(StopReason::Cancelled));
             }
@@ -187,35 +191,34 @@ impl RetryMiddleware {
         limit: Option<Duration>,
     ) -> Bounded<Result<Response>> {
         let now = clock::now();
-        let is_last = operation.call.is_last_attempt();
-        let replay = operation.call.replay;
-        let is_tracked = self.settings.send_tracking && replay != ReplayClass::Safe;
+        let call = &mut operation.call;
+        let is_tracked = self.settings.send_tracking && call.replay != ReplayClass::Safe;
         let evidence = is_tracked.then(Arc::<Evidence>::default);
-        let time_left = operation.call.time_left(now);
-        let Some(request) = operation
+        let (is_last, time_left) = (call.is_last_attempt(), call.time_left(now));
+        let request = operation
             .template
-            .request(is_last, evidence.as_ref(), time_left)
-        else {
-            // Only a stream can be used up, and the core starts no second attempt of one.
-            return Bounded::Cancelled;
+            .request(is_last, evidence.as_ref(), time_left);
+        let Some(request) = request else {
+            // The core starts no second attempt of a stream.
+            return Bounded::Done(Err(Error::middleware(InvalidInput::new(
+                "body",
+                "has been sent, and cannot be sent again",
+            ))));
         };
-        let budget = self.settings.budget.as_deref();
-        operation.call.start_attempt(budget, now);
+        call.start_attempt(self.settings.budget.as_deref(), now);
         let attempt = Attempt {
-            number: operation.call.attempts(),
-            max_attempts: operation.call.limits.max_attempts,
+            number: call.attempts(),
+            max_attempts: call.limits.max_attempts,
             limit,
         };
         operation.mark(extensions);
         extensions.insert(attempt);
-        let is_confined = matches!(replay, ReplayClass::Keyed | ReplayClass::Unsafe);
-        let watch = Watch::new(is_confined, evidence);
+        let watch = Watch::new(operation.no_hops_yet(), evidence);
         let watch = progress.attempt_starts(attempt.number, waited, limit, watch, now);
 
         let until = limit.and_then(|limit| now.checked_add(limit));
         let run = watch.over(next.clone().run(request, extensions));
-        let result = bounded(run, until, operation).await;
-        match result {
+        match bounded(run, until, operation).await {
             Bounded::Done(Ok(answer)) if watch.is_tracked() => {
                 self.follow(answer, watch, operation, extensions, next, until)
                     .await
@@ -235,21 +238,35 @@ impl RetryMiddleware {
         next: &Next<'_>,
         until: Option<Instant>,
     ) -> Bounded<Result<Response>> {
-        let identity = &operation.identity;
-        let stays_here = self.settings.client_is_prepared
-            && watch.is_confined()
-            && attempt::leads_elsewhere(&answer, identity);
-        if stays_here || !attempt::wants_the_body_again(&answer, identity) {
+        let Some(target) = self.redirect_target(&answer, watch, operation, until) else {
             return Bounded::Done(Ok(answer));
-        }
+        };
         let time_left = operation.call.time_left(clock::now());
         let Some(request) = operation.template.request(false, None, time_left) else {
             return Bounded::Done(Ok(answer));
         };
         drop(answer);
-        watch.note_sent_again();
+        watch.note_moved(target);
         let run = watch.over(next.clone().run(request, extensions));
         bounded(run, until, operation).await
+    }
+
+    /// Where the attempt is to be sent once more, if there is anything to follow and time for it.
+    fn redirect_target(
+        &self,
+        answer: &Response,
+        watch: &Watch,
+        operation: &Operation,
+        until: Option<Instant>,
+    ) -> Option<Url> {
+        let (call, identity) = (&operation.call, &operation.identity);
+        let is_unsafe = call.replay == ReplayClass::Unsafe;
+        let target = attempt::wants_the_body_at(answer, identity, is_unsafe)?;
+        let is_confined = self.settings.client_is_prepared && watch.hops().is_confined();
+        let stays = !is_confined || target.origin() == identity.url.origin();
+        let left = until.map(|until| until.saturating_duration_since(clock::now()));
+        let is_in_time = left.is_none_or(|left| left >= call.limits.least_attempt());
+        (stays && is_in_time && !operation.is_cancelled()).then_some(target)
     }
 
     /// What the attempt's end means. `None`: the caller cancelled it.
@@ -261,11 +278,16 @@ impl RetryMiddleware {
         now: Instant,
     ) -> Option<(Outcome, Option<Response>)> {
         let call = &mut operation.call;
+        let watch = progress.watch();
+        let client_tells = self.settings.client_is_prepared;
+        let redirected = watch.map_or(Redirected::Unknown, |watch| {
+            watch.hops().redirected(client_tells)
+        });
         let mut on = Circumstances {
             replay: call.replay,
             maybe_applied: call.maybe_applied(),
-            redirected: self.redirected(progress.watch()),
-            sent: progress.watch().map_or(Sent::Untracked, Watch::sent),
+            redirected,
+            sent: watch.map_or(Sent::Untracked, Watch::sent),
         };
         let (outcome, end, answer) = match result {
             Bounded::Cancelled => return None,
@@ -280,8 +302,12 @@ impl RetryMiddleware {
                 (outcome, Err((failure, Cause::from(error))), None)
             }
             Bounded::Done(Ok(answer)) => {
-                if !redirect::is_same_url(answer.url(), &operation.identity.url) {
-                    on.redirected = Redirected::Yes;
+                let target = watch.and_then(Watch::moved_to);
+                let ours = [Some(&operation.identity.url), target];
+                let is_ours = |url| redirect::is_same_url(answer.url(), url);
+                let is_noted = !matches!(redirected, Redirected::No | Redirected::Unknown);
+                if !is_noted && !ours.into_iter().flatten().any(is_ours) {
+                    on.redirected = Redirected::Changed;
                 }
                 let Settings { rules, clock, .. } = &*self.settings;
                 let wall = || clock.wall();
@@ -292,16 +318,6 @@ impl RetryMiddleware {
         call.record(&outcome);
         progress.attempt_ends(&outcome, end, call.certainty(), now);
         Some((outcome, answer))
-    }
-
-    fn redirected(&self, watch: Option<&Watch>) -> Redirected {
-        if watch.is_some_and(Watch::followed_redirect) {
-            Redirected::Yes
-        } else if self.settings.client_is_prepared {
-            Redirected::No
-        } else {
-            Redirected::Unknown
-        }
     }
 
     /// The final answer, with its body ending at the deadline, and what is to be told of it.
@@ -340,8 +356,8 @@ struct Wait<'b> {
 
 impl Wait<'_> {
     /// The attempt starts, and its token is spent.
-    fn end(self) -> Duration {
-        self.token.spend();
+    fn end(self, now: Instant) -> Duration {
+        self.token.spend(now);
         self.delay
     }
 }

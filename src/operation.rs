@@ -13,6 +13,7 @@ use crate::deadline::Deadline;
 use crate::invalid::InvalidInput;
 use crate::key::{IdempotencyKey, KeyContract};
 use crate::policy::{Call, Limits, ReplayClass};
+use crate::redirect::Hops;
 
 /// The caller's word on whether repeating the request is the same as sending it once: a request
 /// extension.
@@ -23,6 +24,8 @@ use crate::policy::{Call, Limits, ReplayClass};
 pub struct Idempotent(pub bool);
 
 /// Send this request once and hand on whatever comes: a request extension.
+///
+/// Redirects are followed all the same, which may mean another send of the same attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoRetry;
 
@@ -167,6 +170,12 @@ impl Operation {
         self.cancel
             .as_ref()
             .is_some_and(CancellationToken::is_cancelled)
+    }
+
+    /// Keyed and unsafe operations are not to be carried to another origin.
+    pub(crate) fn no_hops_yet(&self) -> Hops {
+        let is_confined = matches!(self.call.replay, ReplayClass::Keyed | ReplayClass::Unsafe);
+        Hops::none_yet(is_confined, self.identity.method == Method::POST)
     }
 
     /// Puts the key into the request that all attempts are copies of.

@@ -13,7 +13,7 @@ use crate::error::{Cause, LastAnswer, RetryError};
 use crate::invalid::InvalidInput;
 use crate::observe;
 use crate::operation::Operation;
-use crate::policy::{Certainty, Outcome, StopReason};
+use crate::policy::{Certainty, Outcome, ReplayClass, StopReason};
 use crate::report::{Account, AttemptRecord, Failure, ReportHandle, RetryReport};
 use crate::watch::Watch;
 
@@ -57,6 +57,7 @@ impl Progress {
                 attempts: Vec::new(),
                 elapsed: Duration::ZERO,
                 retry_after: None,
+                has_effect: true,
             },
             handle,
             state: None,
@@ -73,6 +74,7 @@ impl Progress {
         let key = operation.key.as_ref();
         self.account.key = key.cloned();
         self.account.certainty = operation.call.certainty();
+        self.account.has_effect = operation.call.replay != ReplayClass::Safe;
         self.state = Some(Arc::clone(&operation.continuation.state));
         if let Some(handle) = &self.handle {
             handle.begin(key);
@@ -98,6 +100,7 @@ impl Progress {
             failure: None,
             certainty: Certainty::Unknown,
         };
+        self.cause = None;
         let flight = Flight {
             record,
             started: now,
@@ -188,6 +191,9 @@ impl Progress {
 
     /// Nothing was sent, since the input could not be used.
     pub(crate) fn refused(&mut self, error: InvalidInput) -> Error {
+        if let Some(handle) = &self.handle {
+            handle.begin(None);
+        }
         self.cause = Some(Cause::Invalid(error));
         self.stopped(StopReason::InvalidInput)
     }

@@ -28,6 +28,8 @@ pub(crate) struct Account {
     pub(crate) attempts: Vec<AttemptRecord>,
     pub(crate) elapsed: Duration,
     pub(crate) retry_after: Option<Duration>,
+    /// Whether the request asks for an effect, which could then have happened or not.
+    pub(crate) has_effect: bool,
 }
 
 impl From<Account> for RetryReport {
@@ -88,26 +90,39 @@ impl RetryReport {
     /// What the caller may do about it.
     #[must_use]
     pub fn next_step(&self) -> NextStep {
+        let Account {
+            certainty,
+            stop,
+            has_effect,
+            ..
+        } = *self.0;
         let later = NextStep::TryLater {
             after: self.0.retry_after,
         };
-        match (self.0.certainty, self.0.stop) {
+        match certainty {
             // Nothing was to be done, so there is nothing to confirm.
-            (Certainty::Unknown, _) if self.0.method.is_safe() => later,
-            (Certainty::Unknown, _) => NextStep::ConfirmOutcome {
+            Certainty::Unknown if !has_effect => later,
+            Certainty::Unknown => NextStep::ConfirmOutcome {
                 key: self.0.key.clone(),
             },
-            (Certainty::Answered, None) => NextStep::Done,
-            (Certainty::Answered, Some(StopReason::NotRetryable)) => match self.status() {
-                Some(status) if status.is_server_error() => later,
-                _ => NextStep::FixRequest,
+            Certainty::NotSent | Certainty::NotProcessed => match stop {
+                Some(StopReason::NotRetryable) if self.is_another_layers_failure() => later,
+                Some(StopReason::InvalidInput | StopReason::NotRetryable) => NextStep::FixRequest,
+                _ => later,
             },
-            (
-                Certainty::NotSent | Certainty::NotProcessed,
-                Some(StopReason::InvalidInput | StopReason::NotRetryable),
-            ) => NextStep::FixRequest,
-            _ => later,
+            Certainty::Answered => match self.status().map(|status| status.as_u16()) {
+                None | Some(..300 | 303) => NextStep::Done,
+                Some(300..400) if !has_effect => NextStep::Done,
+                Some(300..400) => NextStep::FixRequest,
+                Some(400..500) if stop == Some(StopReason::NotRetryable) => NextStep::FixRequest,
+                Some(_) => later,
+            },
         }
+    }
+
+    fn is_another_layers_failure(&self) -> bool {
+        let last = self.0.attempts.last();
+        last.is_some_and(|attempt| attempt.failure == Some(Failure::Layer))
     }
 }
 
@@ -158,7 +173,8 @@ impl fmt::Display for RetryReport {
 pub enum NextStep {
     /// Nothing: it was carried out.
     Done,
-    /// It was refused, and the same request would be refused again.
+    /// It was refused or sent elsewhere (a redirect that was not followed), and the same request would
+    /// be again.
     FixRequest,
     /// It may have been carried out. Look it up, or send the same request with the same key; never
     /// send it as a new operation.
@@ -166,7 +182,7 @@ pub enum NextStep {
         /// The key to ask with. Without one, only the service's own records can tell.
         key: Option<IdempotencyKey>,
     },
-    /// It was not carried out, and may be sent again later.
+    /// It may be sent again later: it was not carried out, or it asks for no effect.
     TryLater {
         /// The wait that the server asked for, counted from its answer.
         after: Option<Duration>,

@@ -50,11 +50,10 @@ impl Body for DeadlineBody {
             return Poll::Ready(None);
         }
         match Pin::new(&mut self.inner).poll_frame(context) {
-            Poll::Ready(None) => return Poll::Ready(None),
-            Poll::Ready(frame) if !self.alarm.is_past() => {
+            Poll::Ready(Some(Ok(_))) if self.alarm.is_past() => {}
+            Poll::Ready(frame) => {
                 return Poll::Ready(frame.map(|frame| frame.map_err(BoxError::from)));
             }
-            Poll::Ready(_) => {}
             Poll::Pending => ready!(self.alarm.poll(context)),
         }
         self.ended = true;

@@ -12,8 +12,8 @@ use http::{HeaderMap, HeaderName};
 /// response's own `Date`, the server's clock, and against `wall` only where that is missing.
 ///
 /// `None`, and so the ordinary backoff, for: no header, signs, fractions, units, other dates,
-/// a date with the wrong weekday, anything else. A date that has passed is zero. Where several
-/// values are given, in one line or more, the longest counts: a wish is never shortened.
+/// a date with the wrong weekday, anything else. A date that has passed is zero. Where there are
+/// several lines, or several numbers in one, the longest counts: a wish is never shortened.
 pub(crate) fn requested_wait(
     headers: &HeaderMap,
     millisecond_headers: &[HeaderName],

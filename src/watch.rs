@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use reqwest::Response;
+use reqwest::{Response, Url};
 use reqwest_middleware::Result;
 
 use crate::redirect::{Hops, while_polling};
@@ -21,7 +21,8 @@ pub(crate) struct Watch {
     hops: Hops,
     evidence: Option<Arc<Evidence>>,
     body_discarded: bool,
-    sent_again: bool,
+    /// Where the request was sent once more, after a redirect that needed its body.
+    moved_to: Option<Url>,
     /// The run has had to wait, as all that is sent must.
     has_waited: bool,
 }
@@ -33,21 +34,17 @@ pub(crate) enum Sent {
     No,
     /// The head may have reached the server, whatever the error says.
     Maybe,
-    /// There is no evidence: not tracked, or a layer below sends another body.
+    /// It was not tracked.
     Untracked,
 }
 
 impl Watch {
-    /// `confined`: the operation is not to be carried to another origin.
-    pub(crate) fn new(confined: bool, evidence: Option<Arc<Evidence>>) -> Self {
+    pub(crate) fn new(hops: Hops, evidence: Option<Arc<Evidence>>) -> Self {
         Self {
-            hops: Hops {
-                confined,
-                followed: false,
-            },
+            hops,
             evidence,
             body_discarded: false,
-            sent_again: false,
+            moved_to: None,
             has_waited: false,
         }
     }
@@ -61,17 +58,18 @@ impl Watch {
         }
     }
 
-    /// The request has been answered with a redirect, and is sent once more to be carried there.
-    pub(crate) fn note_sent_again(&mut self) {
-        self.sent_again = true;
+    /// The request has been answered with a redirect to this place, and is sent once more so that
+    /// it is followed.
+    pub(crate) fn note_moved(&mut self, to: Url) {
+        self.moved_to = Some(to);
     }
 
-    pub(crate) fn followed_redirect(&self) -> bool {
-        self.hops.followed
+    pub(crate) fn hops(&self) -> &Hops {
+        &self.hops
     }
 
-    pub(crate) fn is_confined(&self) -> bool {
-        self.hops.confined
+    pub(crate) fn moved_to(&self) -> Option<&Url> {
+        self.moved_to.as_ref()
     }
 
     pub(crate) fn is_tracked(&self) -> bool {
@@ -82,19 +80,19 @@ impl Watch {
     /// connection, which may be about to send it.
     pub(crate) fn sent(&self) -> Sent {
         match &self.evidence {
-            _ if self.sent_again => Sent::Maybe,
             None => Sent::Untracked,
-            Some(evidence) if !evidence.is_dropped_unread() => Sent::Maybe,
-            Some(evidence) if self.is_the_body_sent(evidence) => Sent::No,
-            Some(_) => Sent::Untracked,
+            Some(evidence) if self.moved_to.is_none() && self.is_unsent(evidence) => Sent::No,
+            Some(_) => Sent::Maybe,
         }
     }
 
-    /// Whether this body, and no other, is what would have been sent. It has got as far as the HTTP
-    /// client, and was not given up before the run was; or nothing can have been sent at all, since
-    /// the run ended without ever having to wait.
-    fn is_the_body_sent(&self, evidence: &Evidence) -> bool {
-        !self.body_discarded && (evidence.is_handed_over() || !self.has_waited)
+    /// The body is gone unread, and it is the one that would have been sent: it got as far as the
+    /// HTTP client, and was not given up before the run was. Or the run ended without ever having
+    /// to wait, as all that is sent must.
+    fn is_unsent(&self, evidence: &Evidence) -> bool {
+        evidence.is_dropped_unread()
+            && !self.body_discarded
+            && (evidence.is_handed_over() || !self.has_waited)
     }
 
     /// A body that is gone unread while the run goes on is not the one being sent.

@@ -39,7 +39,7 @@ fn bad_settings_are_refused_by_name() {
     for (bad, field) in [
         (builder().max_attempts(0), "max_attempts"),
         (builder().attempt_timeout(Duration::ZERO), "attempt_timeout"),
-        (builder().deadline(Duration::ZERO), "reserve"),
+        (builder().deadline(Duration::ZERO), "deadline"),
         (builder().deadline(secs(1)).reserve(secs(1)), "reserve"),
         (
             builder()
@@ -1081,4 +1081,462 @@ async fn a_layer_that_rewrites_the_url_belongs_outside() {
     };
     assert_eq!(certainty(true).await, Certainty::Answered);
     assert_eq!(certainty(false).await, Certainty::Unknown);
+}
+
+/// Runs the rest with the map emptied.
+struct ClearsMap;
+
+#[async_trait::async_trait]
+impl Middleware for ClearsMap {
+    async fn handle(
+        &self,
+        request: Request,
+        extensions: &mut Extensions,
+        next: Next<'_>,
+    ) -> reqwest_middleware::Result<Response> {
+        extensions.clear();
+        next.run(request, extensions).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outer_retry_continues_the_operation_though_a_layer_below_clears_the_map() {
+    let sent = async |layer: RetryMiddlewareBuilder| {
+        let server = Server::script([Step::status(503), Step::status(201)]);
+        let outer = RunsTwice {
+            after: ms(0),
+            cut_first_at: None,
+        };
+        let client = ClientBuilder::new(plain_http())
+            .with(outer)
+            .with(build(layer.max_attempts(1)))
+            .with(ClearsMap)
+            .with(server.clone())
+            .build();
+        let _ = client.post(URL).body("order").send().await;
+        server.key_lines()
+    };
+    assert_eq!(
+        sent(plain_builder()).await.len(),
+        1,
+        "unsafe, and may have been carried out"
+    );
+    let keys = sent(plain_builder().key_contract(KeyContract::default())).await;
+    assert!(
+        keys.len() == 2 && keys[0] == keys[1] && keys[0].len() == 1,
+        "{keys:?}"
+    );
+}
+
+/// Sends a request of its own, and another one where that fails; the one it was given it drops.
+struct SendsItsOwn;
+
+#[async_trait::async_trait]
+impl Middleware for SendsItsOwn {
+    async fn handle(
+        &self,
+        request: Request,
+        extensions: &mut Extensions,
+        next: Next<'_>,
+    ) -> reqwest_middleware::Result<Response> {
+        let own = || {
+            let mut own = Request::new(request.method().clone(), request.url().clone());
+            *own.body_mut() = Some("signed".into());
+            own
+        };
+        let first = next.clone().run(own(), extensions).await;
+        match first {
+            Ok(answer) => Ok(answer),
+            Err(_) => next.run(own(), extensions).await,
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_layer_sends_on_its_own_account_is_never_called_unsent() {
+    for prepared in [false, true] {
+        let failures = [read_and_closed(), read_and_closed()].map(Step::Fail);
+        let server = Server::script(failures);
+        let client = ClientBuilder::new(plain_http())
+            .with(build(plain_builder().client_is_prepared(prepared)))
+            .with(SendsItsOwn)
+            .with(server.clone())
+            .build();
+        let result = client.post(URL).body("order").send().await;
+        let report = support::report(&result).expect("a report");
+        assert_eq!(
+            (server.sends(), report.stop()),
+            (2, Some(StopReason::UnsafeToRepeat)),
+            "{prepared}"
+        );
+        assert_eq!(report.certainty(), Certainty::Unknown, "{prepared}");
+    }
+}
+
+/// Puts its own body into the request, and sends that twice if need be.
+struct ReplacesBody;
+
+#[async_trait::async_trait]
+impl Middleware for ReplacesBody {
+    async fn handle(
+        &self,
+        mut request: Request,
+        extensions: &mut Extensions,
+        next: Next<'_>,
+    ) -> reqwest_middleware::Result<Response> {
+        *request.body_mut() = Some("signed".into());
+        tokio::time::sleep(ms(1)).await;
+        let copy = request.try_clone().expect("a copy");
+        match next.clone().run(copy, extensions).await {
+            Ok(answer) => Ok(answer),
+            Err(_) => next.run(request, extensions).await,
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connect_error_proves_nothing_of_a_layer_that_sends_another_body() {
+    let first_arrived = [
+        Step::Fail(read_and_closed()),
+        Step::Refuse(support::refused()),
+    ];
+    let server = Server::script(first_arrived);
+    let client = ClientBuilder::new(plain_http())
+        .with(build(plain_builder().client_is_prepared(true)))
+        .with(ReplacesBody)
+        .with(server.clone())
+        .build();
+    let result = client.post(URL).body("order").send().await;
+    let report = support::report(&result).expect("a report");
+    assert_eq!(
+        (server.sends(), report.certainty()),
+        (2, Certainty::Unknown)
+    );
+}
+
+// ---- redirects, as far as answers show them ----
+
+const ELSEWHERE: &str = "http://orders.test/login";
+
+async fn post_keyed(steps: Vec<Step>, layer: RetryMiddlewareBuilder) -> (usize, RetryReport) {
+    let server = Server::script(steps);
+    let handle = ReportHandle::new();
+    let request = server.client([build(layer)]).post(URL).body("order");
+    let request = request
+        .with_extension(key("order-17"))
+        .with_extension(handle.clone());
+    let _ = request.send().await;
+    (server.sends(), handle.report().expect("a report"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_from_elsewhere_settles_nothing() {
+    let limited = || plain_builder().attempt_timeout(secs(1));
+    for status in [200, 404] {
+        let steps = vec![Step::Hang, Step::from(ELSEWHERE, status, &[])];
+        let (_, report) = post_keyed(steps, limited()).await;
+        assert_eq!(report.certainty(), Certainty::Unknown, "{status}");
+        let steps = vec![Step::from(ELSEWHERE, status, &[])];
+        let (_, report) = post_keyed(steps, limited()).await;
+        let confirm = NextStep::ConfirmOutcome {
+            key: Some(key("order-17")),
+        };
+        assert_eq!(
+            (report.certainty(), report.next_step()),
+            (Certainty::Unknown, confirm),
+            "{status}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_from_elsewhere_repeats_nothing() {
+    let maintenance = |_: StatusCode, headers: &http::HeaderMap| {
+        let closed = headers.contains_key("x-maintenance");
+        closed.then_some(reqwest_idempotent_retry::StatusClass::RefusedBeforeWork)
+    };
+    let layer = || {
+        build(
+            plain_builder()
+                .client_is_prepared(true)
+                .classify(maintenance),
+        )
+    };
+    let closed = [("x-maintenance", "1")];
+    for (answer, sends) in [
+        (Step::from(ELSEWHERE, 200, &closed), 1),
+        (Step::from(ELSEWHERE, 503, &closed), 1),
+        (Step::after(0, 503, &closed), 2),
+    ] {
+        let server = Server::script([answer, Step::status(201)]);
+        let _ = server
+            .client([layer()])
+            .post(URL)
+            .body("order")
+            .send()
+            .await;
+        assert_eq!(server.sends(), sends);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_redirect_that_is_handed_on_is_not_done() {
+    let confirm = NextStep::ConfirmOutcome {
+        key: Some(key("order-17")),
+    };
+    for (status, certainty, next) in [
+        (308, Certainty::Answered, NextStep::FixRequest),
+        (307, Certainty::Answered, NextStep::FixRequest),
+        (303, Certainty::Answered, NextStep::Done),
+        (302, Certainty::Unknown, confirm.clone()),
+        (301, Certainty::Unknown, confirm),
+    ] {
+        let away = Step::after(0, status, &[("location", "https://elsewhere.test/")]);
+        let (sends, report) =
+            post_keyed(vec![away], plain_builder().client_is_prepared(true)).await;
+        assert_eq!((sends, report.certainty()), (1, certainty), "{status}");
+        assert_eq!(report.next_step(), next, "{status}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_redirect_is_followed_only_while_there_is_time_for_it() {
+    let moved = || Step::after(100, 307, &[("location", "/v2/orders")]);
+    let limited = |minimum| {
+        plain_builder()
+            .deadline(ms(150))
+            .minimum_attempt(ms(minimum))
+            .max_attempts(1)
+    };
+    let server = Server::script([moved()]);
+    let answer = server
+        .client([build(limited(51))])
+        .post(URL)
+        .body("order")
+        .send()
+        .await;
+    assert_eq!(
+        (server.starts(), answer.expect("the 307").status().as_u16()),
+        (vec![0], 307)
+    );
+    let server = Server::script([moved(), Step::status(201)]);
+    let answer = server
+        .client([build(limited(50))])
+        .post(URL)
+        .body("order")
+        .send()
+        .await;
+    assert_eq!(
+        (server.starts(), answer.expect("the 201").status().as_u16()),
+        (vec![0, 100], 201)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unsafe_operation_is_not_sent_again_for_a_redirect_that_may_follow_a_commit() {
+    for (status, sends) in [(301, 1), (302, 1), (307, 2), (308, 2)] {
+        let server = Server::script([
+            Step::after(0, status, &[("location", "/orders/17")]),
+            Step::status(200),
+        ]);
+        let client = server.client([build(plain_builder())]);
+        client
+            .patch(URL)
+            .body("+1")
+            .send()
+            .await
+            .expect("an answer");
+        assert_eq!(server.sends(), sends, "{status}");
+    }
+}
+
+// ---- what is told, to the letter ----
+
+#[tokio::test(start_paused = true)]
+async fn next_steps_never_invite_a_second_order() {
+    // A success that a hook calls retryable is still a success.
+    let accepted = |status: StatusCode, _: &http::HeaderMap| {
+        (status == 202).then_some(reqwest_idempotent_retry::StatusClass::Retryable)
+    };
+    let server = Server::script([Step::status(202)]);
+    let handle = ReportHandle::new();
+    let client = server.client([build(plain_builder().classify(accepted))]);
+    client
+        .post(URL)
+        .with_extension(handle.clone())
+        .send()
+        .await
+        .expect("an answer");
+    assert_eq!(handle.report().expect("told").next_step(), NextStep::Done);
+    // A GET that the caller calls unsafe has an effect.
+    let server = Server::script([Step::Hang]);
+    let client = server.client([build(plain_builder().attempt_timeout(secs(1)))]);
+    let error = client
+        .get(URL)
+        .with_extension(Idempotent(false))
+        .send()
+        .await
+        .expect_err("no answer");
+    let error = error.retry_error().expect("ours");
+    assert_eq!(
+        (error.stop(), error.certainty()),
+        (StopReason::UnsafeToRepeat, Certainty::Unknown)
+    );
+    assert_eq!(error.next_step(), NextStep::ConfirmOutcome { key: None });
+    // One that is none has nothing to confirm.
+    let server = Server::script([Step::Hang]);
+    let client = server.client([build(
+        plain_builder().attempt_timeout(secs(1)).max_attempts(1),
+    )]);
+    let error = client.get(URL).send().await.expect_err("no answer");
+    assert_eq!(
+        error.retry_error().expect("ours").next_step(),
+        NextStep::TryLater { after: None }
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_layers_failure_is_not_the_requests_fault() {
+    let client = ClientBuilder::new(plain_http())
+        .with(build(plain_builder()))
+        .with(Fails)
+        .build();
+    let error = client
+        .post(URL)
+        .body("order")
+        .send()
+        .await
+        .expect_err("failed");
+    let later = NextStep::TryLater { after: None };
+    assert_eq!(error.retry_error().expect("ours").next_step(), later);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_errors_cause_is_that_of_the_last_attempt() {
+    let server = Server::script([Step::Refuse(support::refused()), Step::Hang]);
+    let token = reqwest_idempotent_retry::CancellationToken::new();
+    let request = server
+        .client([build(plain_builder())])
+        .post(URL)
+        .body("order");
+    let request = request
+        .with_extension(key("order-17"))
+        .with_extension(token.clone());
+    let sending = tokio::spawn(request.send());
+    tokio::time::sleep(ms(500)).await;
+    token.cancel();
+    let error = sending.await.expect("no panic").expect_err("cancelled");
+    let error = error.retry_error().expect("ours");
+    assert_eq!(error.certainty(), Certainty::Unknown);
+    assert!(!error.is_connect() && std::error::Error::source(error).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handle_that_is_used_again_forgets_the_operation_before() {
+    let server = Server::always(200);
+    let client = server.client([build(plain_builder())]);
+    let handle = ReportHandle::new();
+    let first = client
+        .post(URL)
+        .with_extension(key("first"))
+        .with_extension(handle.clone());
+    first.send().await.expect("an answer");
+    assert_eq!(handle.key(), Some(key("first")));
+    let wrong = client
+        .post(URL)
+        .with_extension(RetryOverride::new().max_attempts(0));
+    wrong
+        .with_extension(handle.clone())
+        .send()
+        .await
+        .expect_err("refused");
+    let stop = handle.report().and_then(|report| report.stop());
+    assert_eq!((handle.key(), stop), (None, Some(StopReason::InvalidInput)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_middleware_has_a_default_budget_of_its_own() {
+    let builder = RetryMiddleware::builder()
+        .backoff(Backoff::fixed([ms(0)]))
+        .max_attempts(12);
+    let (one, two) = (Server::always(503), Server::always(503));
+    let (to_one, to_two) = (
+        one.client([build(builder.clone())]),
+        two.client([build(builder)]),
+    );
+    to_one.get(URL).send().await.expect("an answer");
+    to_two.get(URL).send().await.expect("an answer");
+    assert_eq!((one.sends(), two.sends()), (11, 11));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_window_counts_retries_when_they_are_sent() {
+    let budget = Arc::new(RetryBudget::window(1.0, 0, secs(1)).expect("valid"));
+    let layer = || {
+        build(
+            plain_builder()
+                .backoff(Backoff::fixed([ms(0)]))
+                .budget(Arc::clone(&budget)),
+        )
+    };
+    let patient = Server::script((0..10).map(|_| Step::retry_after(503, "5"))).then_always(200);
+    let quick = Server::script((0..10).map(|_| Step::status(503))).then_always(200);
+    let (to_patient, to_quick) = (patient.client([layer()]), quick.client([layer()]));
+    let mut calls: Vec<_> = (0..10)
+        .map(|_| tokio::spawn(to_patient.get(URL).send()))
+        .collect();
+    tokio::time::sleep(ms(4995)).await;
+    calls.extend((0..10).map(|_| tokio::spawn(to_quick.get(URL).send())));
+    for call in calls {
+        call.await.expect("no panic").expect("an answer");
+    }
+    // Ten operations began in that second, so ten retries may be sent in it: those already waited for.
+    assert_eq!((patient.sends(), quick.sends()), (20, 10));
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_that_come_after_the_deadline_come_too_late() {
+    let server = Server::script([Step::status(200)]);
+    let client = server.client([build(plain_builder().deadline(secs(2)))]);
+    let answer = client.get(URL).send().await.expect("an answer");
+    tokio::time::sleep(secs(3)).await;
+    assert!(answer.text().await.expect_err("too late").is_timeout());
+}
+
+/// A terminal whose answer ends with a trailer.
+struct Trails;
+
+#[async_trait::async_trait]
+impl Middleware for Trails {
+    async fn handle(
+        &self,
+        request: Request,
+        _: &mut Extensions,
+        _: Next<'_>,
+    ) -> reqwest_middleware::Result<Response> {
+        use http_body_util::BodyExt as _;
+        let name = HeaderName::from_static("x-checksum");
+        let trailers = http::HeaderMap::from_iter([(name, http::HeaderValue::from_static("17"))]);
+        let body = http_body_util::Full::new(bytes::Bytes::from_static(b"why"))
+            .with_trailers(std::future::ready(Some(Ok(trailers))));
+        let answer =
+            reqwest::ResponseBuilderExt::url(http::Response::builder(), request.url().clone());
+        Ok(Response::from(
+            answer.body(reqwest::Body::wrap(body)).expect("a response"),
+        ))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn trailers_come_through_under_a_deadline() {
+    use http_body_util::BodyExt as _;
+    let client = ClientBuilder::new(plain_http())
+        .with(build(plain_builder().deadline(secs(2))))
+        .with(Trails)
+        .build();
+    let answer = client.get(URL).send().await.expect("an answer");
+    let body = http::Response::<reqwest::Body>::from(answer).into_body();
+    let read = body.collect().await.expect("the body");
+    assert_eq!(read.trailers().expect("trailers")["x-checksum"], "17");
+    assert_eq!(read.to_bytes(), "why");
 }

@@ -1168,7 +1168,10 @@ fn case_44_the_bucket_is_exact_under_threads_and_refuses_bad_figures() {
         (builder().ratio(1.1), "budget.ratio"),
         (builder().burst(5).initial(6), "budget.initial"),
         (builder().burst(400_001), "budget.burst"),
-        (builder().trickle(Duration::ZERO), "budget.trickle"),
+        (
+            builder().trickle(Duration::from_micros(999)),
+            "budget.trickle",
+        ),
     ] {
         assert_eq!(bad.build().expect_err("refused").field(), field);
     }

@@ -745,7 +745,12 @@ async fn a_prepared_client_carries_no_order_to_another_origin() {
         let outcome = send(call.to(&client, &server.url("/orders"))).await;
         assert_eq!(server.saw(1).await.len(), 1, "{call:?}");
         assert_eq!(other.connections(), 0, "{call:?}");
-        assert_eq!(outcome.told(), call.is_done(1), "{call:?}");
+        // It was not made here, and is to be made elsewhere.
+        let expected = Told {
+            next: NextStep::FixRequest,
+            ..call.is_done(1)
+        };
+        assert_eq!(outcome.told(), expected, "{call:?}");
         let response = outcome.response();
         assert_eq!(response.status(), 307, "{call:?}");
         let location = response.headers().get("location").cloned();
@@ -940,7 +945,10 @@ async fn a_layer_that_fails_before_it_sends_is_never_sent_and_not_repeated() {
         let outcome = send(call.to(&client, &server.url("/orders"))).await;
         assert_eq!(server.connections(), 0, "{call:?}");
         let stop = Some(StopReason::NotRetryable);
-        let expected = call.ends(1, stop, Certainty::NotSent);
+        let expected = Told {
+            next: NextStep::TryLater { after: None },
+            ..call.ends(1, stop, Certainty::NotSent)
+        };
         assert_eq!(outcome.told(), expected, "{call:?}");
         let failure = outcome.report.attempts()[0].failure();
         assert_eq!(failure, Some(Failure::Layer), "{call:?}");
@@ -1060,11 +1068,58 @@ mod http2 {
     /// Without the caller's word a redirect could have hidden whose refusal it is.
     #[tokio::test]
     async fn a_refused_stream_is_not_enough_on_an_unprepared_client() {
-        let server = Http2::script([REFUSED, Reply::Status(200)]).await;
-        let outcome = send(Call::Post.to(&over(http(), retry()), &server.url("/orders"))).await;
-        assert_eq!(server.requests().len(), 1);
-        let expected = Call::Post.gives_up(Certainty::Unknown);
-        assert_eq!(outcome.told(), expected);
+        for call in Call::POSTS {
+            let server = Http2::script([REFUSED, Reply::Status(200)]).await;
+            let outcome = send(call.to(&over(http(), retry()), &server.url("/orders"))).await;
+            let expected = match call {
+                Call::Post => call.gives_up(Certainty::Unknown),
+                _ => call.is_done(2),
+            };
+            assert_eq!(server.requests().len(), expected.attempts, "{call:?}");
+            assert_eq!(outcome.told(), expected, "{call:?}");
+            let first = outcome.report.attempts()[0].certainty();
+            assert_eq!(first, Certainty::Unknown, "{call:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_goaway_below_the_stream_says_that_it_was_not_processed() {
+        for call in Call::ALL {
+            let replies = [Reply::GoAway(0, h2::Reason::NO_ERROR), Reply::Status(200)];
+            let server = Http2::script(replies).await;
+            let outcome = send(call.to(&client(), &server.url("/orders"))).await;
+            assert_eq!(server.requests().len(), 2, "{call:?}");
+            assert_eq!(outcome.told(), call.is_done(2), "{call:?}");
+            let first = outcome.report.attempts()[0].certainty();
+            assert_eq!(first, Certainty::NotProcessed, "{call:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_goaway_that_covers_the_stream_or_complains_is_unknown() {
+        for (last, reason) in [
+            (1, h2::Reason::NO_ERROR),
+            (0, h2::Reason::ENHANCE_YOUR_CALM),
+            (1, h2::Reason::INTERNAL_ERROR),
+        ] {
+            let row = format!("{last} {reason:?}");
+            let server = Http2::script([Reply::GoAway(last, reason), Reply::Status(200)]).await;
+            let outcome = send(Call::Post.to(&client(), &server.url("/orders"))).await;
+            assert_eq!(server.requests().len(), 1, "{row}");
+            let expected = Call::Post.gives_up(Certainty::Unknown);
+            assert_eq!(outcome.told(), expected, "{row}");
+        }
+    }
+
+    /// reqwest's own retries are below every layer, in no budget, and in no count of ours.
+    #[tokio::test]
+    async fn an_unprepared_client_repeats_refused_streams_by_itself() {
+        let server = Http2::script([REFUSED; 3 * ATTEMPTS]).await;
+        let http = plain_http_builder().http2_prior_knowledge().build();
+        let http = http.expect("a client");
+        let outcome = send(over(http, retry()).get(server.url("/orders"))).await;
+        assert_eq!(outcome.report.attempts().len(), ATTEMPTS);
+        assert_eq!(server.requests().len(), 3 * ATTEMPTS);
     }
 }
 
@@ -1385,4 +1440,101 @@ async fn case_53_a_redirect_loop_is_followed_once() {
     assert_eq!(server.requests().len(), 11);
     let expected = Call::Get.ends(1, Some(StopReason::NotRetryable), Certainty::Unknown);
     assert_eq!(outcome.told(), expected);
+}
+
+/// A proxy that opens no tunnel today may open one tomorrow.
+#[tokio::test]
+async fn case_53_a_proxy_that_opens_no_tunnel_is_asked_again() {
+    for call in Call::ALL {
+        let proxy = Wire::script([answer(503)]).await;
+        let http = plain_http_builder().proxy(reqwest::Proxy::all(proxy.url("")).expect("a proxy"));
+        let client = over(http.build().expect("a client"), retry());
+        let outcome = send(call.to(&client, "https://orders.test/orders")).await;
+        let seen = proxy.saw(ATTEMPTS).await;
+        assert!(seen.iter().all(|seen| seen.method == "CONNECT"), "{call:?}");
+        assert_eq!(seen.len(), ATTEMPTS, "{call:?}");
+        assert_eq!(
+            outcome.told(),
+            call.gives_up(Certainty::NotSent),
+            "{call:?}"
+        );
+    }
+}
+
+// ---- What cannot be seen from above ----
+
+/// The order is made, and what is told of the page that it is redirected to is not told of it.
+#[tokio::test]
+async fn a_refusal_after_a_303_to_the_same_url_claims_nothing_for_a_keyed_order_either() {
+    for http in Http::BOTH {
+        let server = Wire::routes(|seen| match seen.method.as_str() {
+            "POST" => redirect(303, "/orders").into(),
+            _ => answer(425).into(),
+        })
+        .await;
+        let client = http.client(retry().max_attempts(1));
+        let outcome = send(Call::KeyedPost.to(&client, &server.url("/orders"))).await;
+        assert_eq!(server.orders(), 1, "{http:?}");
+        assert_eq!(outcome.report.certainty(), Certainty::Unknown, "{http:?}");
+    }
+}
+
+/// Sends from a task of its own, where nobody watches the redirects.
+struct Detaches(reqwest::Client);
+
+#[async_trait::async_trait]
+impl Middleware for Detaches {
+    async fn handle(
+        &self,
+        request: Request,
+        _: &mut Extensions,
+        _: Next<'_>,
+    ) -> reqwest_middleware::Result<Response> {
+        let http = self.0.clone();
+        let sending = tokio::spawn(async move { http.execute(request).await });
+        Ok(sending.await.expect("no panic")?)
+    }
+}
+
+#[tokio::test]
+async fn hops_that_a_layer_follows_out_of_sight_are_not_taken_for_none() {
+    let server = Wire::routes(|seen| match seen.method.as_str() {
+        "POST" => redirect(303, "/orders").into(),
+        _ => answer(503).into(),
+    })
+    .await;
+    let http = Http::Prepared.builder().build().expect("a client");
+    let retry = retry()
+        .client_is_prepared(true)
+        .refused_before_work([unavailable()]);
+    let client = ClientBuilder::new(http.clone())
+        .with(retry.build().expect("valid settings"))
+        .with(Detaches(http))
+        .build();
+    let outcome = send(Call::Post.to(&client, &server.url("/orders"))).await;
+    assert_eq!(server.orders(), 1);
+    assert_eq!(outcome.told(), Call::Post.gives_up(Certainty::Unknown));
+}
+
+#[tokio::test]
+async fn tracking_changes_nothing_on_the_wire() {
+    use http::Method;
+    for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
+        for body in [None, Some(""), Some(ORDER)] {
+            let sent = async |track: bool| {
+                let server = Wire::script([answer(200)]).await;
+                let client = over(plain_http(), retry().send_tracking(track));
+                let mut request = client.request(method.clone(), server.url("/"));
+                if let Some(body) = body {
+                    request = request.body(body);
+                }
+                send(request).await.response();
+                let seen = server.saw(1).await.remove(0);
+                let mut headers = seen.headers;
+                headers.remove("host");
+                (headers, seen.body)
+            };
+            assert_eq!(sent(true).await, sent(false).await, "{method} {body:?}");
+        }
+    }
 }

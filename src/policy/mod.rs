@@ -65,7 +65,8 @@ pub enum StopReason {
     NotRetryable,
     /// The idempotency key would no longer be honoured by the time of another attempt.
     KeyExpired,
-    /// The operation may have been carried out and has no key, so a repeat could carry it out again.
+    /// The operation may have been carried out, and a repeat could carry it out again: it has neither
+    /// a key nor an idempotent method, or the caller has said that it must not be repeated.
     UnsafeToRepeat,
     /// The server asked not to be called again (the configured veto header).
     ServerVeto,
@@ -77,11 +78,12 @@ pub enum StopReason {
     RetryAfterTooLong,
     /// Too little time is left before the deadline for a wait and a useful attempt.
     DeadlineTooClose,
-    /// The circuit breaker is open.
+    /// The circuit breaker is open. Not given yet: there is none.
     BreakerOpen,
     /// The shared retry budget has no token left.
     BudgetExhausted,
-    /// Another layer of this crate around this one is responsible for retries.
+    /// Another layer of this crate around this one is responsible for retries. Not given yet: where
+    /// that can be seen, requests pass through.
     NestedLayer,
 }
 
@@ -137,6 +139,9 @@ pub(crate) struct Limits {
 impl Limits {
     /// Whether an attempt can ever fit a deadline of this length.
     pub(crate) fn validate(&self, deadline: Duration) -> Result<(), InvalidInput> {
+        if deadline.is_zero() {
+            return Err(InvalidInput::new("deadline", "must not be zero"));
+        }
         if self.reserve >= deadline {
             return Err(InvalidInput::new(
                 "reserve",

@@ -44,6 +44,8 @@ pub enum Step {
 
 #[derive(Clone, Debug)]
 pub struct Answer {
+    /// Where it comes from, if a redirect was followed below all layers.
+    pub url: Option<String>,
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Bytes,
@@ -58,11 +60,21 @@ impl Step {
         Self::Answer(
             Duration::from_millis(ms),
             Answer {
+                url: None,
                 status,
                 headers,
                 body: Bytes::from_static(b"why"),
             },
         )
+    }
+
+    /// At once, from another URL than it was sent to.
+    pub fn from(url: &str, status: u16, headers: &[(&str, &str)]) -> Self {
+        let mut step = Self::after(0, status, headers);
+        if let Self::Answer(_, answer) = &mut step {
+            answer.url = Some(url.to_owned());
+        }
+        step
     }
 
     /// At once, without headers.
@@ -112,6 +124,7 @@ impl Server {
     /// Answers with this status for ever, after the script.
     pub fn then_always(mut self, status: u16) -> Self {
         self.repeats = Some(Answer {
+            url: None,
             status,
             headers: Vec::new(),
             body: Bytes::new(),
@@ -237,6 +250,8 @@ impl Middleware for Server {
 
 impl Answer {
     fn response(&self, url: reqwest::Url) -> Response {
+        let elsewhere = self.url.as_ref().map(|url| url.parse().expect("a URL"));
+        let url = elsewhere.unwrap_or(url);
         let mut response = http::Response::builder()
             .status(self.status)
             .url(url)

@@ -83,6 +83,9 @@ impl TokenBucket {
     }
 
     pub(super) fn earn(&self, now: Instant) {
+        if self.earned == 0 {
+            return;
+        }
         self.update(Some(now), |balance| Some(self.held(balance, self.earned)));
     }
 

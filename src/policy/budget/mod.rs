@@ -3,7 +3,6 @@
 mod bucket;
 mod window;
 
-use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -149,14 +148,11 @@ impl RetryBudget {
 
     /// Takes a token, if there is one.
     pub(super) fn reserve(&self, now: Instant, counted: &mut Counted) -> Option<Reservation<'_>> {
-        let taken_at = match &self.ledger {
-            Ledger::Bucket(bucket) => bucket.take(now).then_some(None)?,
-            Ledger::Window(window) => Some(lock(window).take(now, counted)?),
+        let is_taken = match &self.ledger {
+            Ledger::Bucket(bucket) => bucket.take(now),
+            Ledger::Window(window) => lock(window).reserve(now, counted),
         };
-        Some(Reservation {
-            budget: Some(self),
-            taken_at,
-        })
+        is_taken.then(|| Reservation { budget: Some(self) })
     }
 
     /// An operation was well answered.
@@ -166,11 +162,17 @@ impl RetryBudget {
         }
     }
 
-    fn give_back(&self, taken_at: Option<u64>) {
-        match (&self.ledger, taken_at) {
-            (Ledger::Bucket(bucket), _) => bucket.give_back(),
-            (Ledger::Window(window), Some(taken_at)) => lock(window).give_back(taken_at),
-            (Ledger::Window(_), None) => {}
+    /// A reserved retry is sent.
+    fn spend(&self, now: Instant) {
+        if let Ledger::Window(window) = &self.ledger {
+            lock(window).spend(now);
+        }
+    }
+
+    fn give_back(&self) {
+        match &self.ledger {
+            Ledger::Bucket(bucket) => bucket.give_back(),
+            Ledger::Window(window) => lock(window).give_back(),
         }
     }
 }
@@ -189,28 +191,26 @@ pub(super) struct Counted(Option<u64>);
 #[must_use = "a reservation that is dropped goes back to the budget"]
 pub(crate) struct Reservation<'b> {
     budget: Option<&'b RetryBudget>,
-    taken_at: Option<u64>,
 }
 
 impl Reservation<'_> {
     /// Where no budget is configured.
     pub(super) fn unlimited() -> Self {
-        Self {
-            budget: None,
-            taken_at: None,
-        }
+        Self { budget: None }
     }
 
     /// The attempt starts: its token is gone.
-    pub(crate) fn spend(self) {
-        mem::forget(self);
+    pub(crate) fn spend(mut self, now: Instant) {
+        if let Some(budget) = self.budget.take() {
+            budget.spend(now);
+        }
     }
 }
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         if let Some(budget) = self.budget {
-            budget.give_back(self.taken_at);
+            budget.give_back();
         }
     }
 }
@@ -256,10 +256,11 @@ impl RetryBudgetBuilder {
         self
     }
 
-    /// One more token in each such span, whether anything succeeds or not; at least 1 ms.
-    /// `Duration::MAX` turns it off. Default: one a minute.
+    /// One more token in each such span, whether anything succeeds or not; at least 1 ms. Zero and
+    /// `Duration::MAX` turn it off. Default: one a minute.
     pub fn trickle(mut self, every: Duration) -> Self {
-        self.trickle = (every != Duration::MAX).then_some(every);
+        self.trickle =
+            Some(every).filter(|every| !matches!(*every, Duration::ZERO | Duration::MAX));
         self
     }
 

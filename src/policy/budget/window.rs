@@ -16,7 +16,10 @@ pub(super) struct SlidingWindow {
     span: u64,
     origin: Option<Instant>,
     operations: Events,
+    /// Those that were sent.
     retries: Events,
+    /// Those that are still waited for.
+    reserved: u64,
 }
 
 impl SlidingWindow {
@@ -29,11 +32,12 @@ impl SlidingWindow {
             origin: None,
             operations: Events::default(),
             retries: Events::default(),
+            reserved: 0,
         }
     }
 
     pub(super) fn balance(&self) -> f64 {
-        self.allowed().saturating_sub(self.retries.total) as f64
+        self.allowed().saturating_sub(self.taken()) as f64
     }
 
     /// Counts the operation, once in any span.
@@ -46,19 +50,28 @@ impl SlidingWindow {
         }
     }
 
-    /// Takes a retry for an operation, which counts itself however long ago it began. Returns the
-    /// millisecond under which it is booked.
-    pub(super) fn take(&mut self, now: Instant, counted: &mut Counted) -> Option<u64> {
+    /// Takes a retry for an operation, which counts itself however long ago it began. Until it is
+    /// sent, or not, it counts in every window.
+    pub(super) fn reserve(&mut self, now: Instant, counted: &mut Counted) -> bool {
         self.count(now, counted);
-        let at = self.slide(now);
-        (self.retries.total < self.allowed()).then(|| {
-            self.retries.add(at);
-            at
-        })
+        let is_free = self.taken() < self.allowed();
+        self.reserved += u64::from(is_free);
+        is_free
     }
 
-    pub(super) fn give_back(&mut self, at: u64) {
-        self.retries.remove(at);
+    /// A reserved retry is sent now, and counts in the windows of the coming span.
+    pub(super) fn spend(&mut self, now: Instant) {
+        let at = self.slide(now);
+        self.reserved = self.reserved.saturating_sub(1);
+        self.retries.add(at);
+    }
+
+    pub(super) fn give_back(&mut self) {
+        self.reserved = self.reserved.saturating_sub(1);
+    }
+
+    fn taken(&self) -> u64 {
+        self.retries.total + self.reserved
     }
 
     fn allowed(&self) -> u64 {
@@ -89,14 +102,6 @@ impl Events {
     fn add(&mut self, at: u64) {
         *self.counts.entry(at).or_default() += 1;
         self.total += 1;
-    }
-
-    /// Nothing to do where the event has left the window already.
-    fn remove(&mut self, at: u64) {
-        if let Some(count) = self.counts.get_mut(&at).filter(|count| **count > 0) {
-            *count -= 1;
-            self.total -= 1;
-        }
     }
 
     fn forget_before(&mut self, oldest: u64) {
