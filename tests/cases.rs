@@ -410,26 +410,28 @@ async fn case_15_nothing_waits_or_starts_past_the_deadline() {
 
 #[tokio::test(start_paused = true)]
 async fn case_19_a_step_of_the_wall_clock_changes_nothing() {
-    for (step, back) in [(secs(3600), false), (secs(3600), true)] {
-        let reads = AtomicUsize::new(0);
+    for back in [false, true] {
+        let reads = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&reads);
         let stepping = move || {
             let now = SystemTime::UNIX_EPOCH + W;
-            match (reads.fetch_add(1, Ordering::Relaxed), back) {
+            match (counted.fetch_add(1, Ordering::Relaxed), back) {
                 (0, _) => now,
-                (_, true) => now - step,
-                (_, false) => now + step,
+                (_, true) => now - secs(3600),
+                (_, false) => now + secs(3600),
             }
         };
-        let server = Server::script([Step::status(503), Step::status(503), Step::status(200)]);
-        let layer = plain_builder()
-            .deadline(secs(1))
-            .wall_clock_with(stepping)
-            .build();
-        let came = send(&server, server.client([layer.expect("valid")]).get(URL)).await;
+        let date = Step::retry_after(503, "Thu, 01 Jan 2026 00:00:01 GMT");
+        let server = Server::script([date, Step::status(503), Step::status(200)]);
+        let layer = plain_builder().deadline(secs(2)).wall_clock_with(stepping);
+        let client = server.client([layer.build().expect("valid")]);
+        let came = send(&server, client.get(URL)).await;
         assert_eq!(
             (came.sends, came.at, came.status()),
-            (3, ms(300), Some(200))
+            (3, ms(1200), Some(200))
         );
+        // Read once, to turn the date into a span.
+        assert_eq!(reads.load(Ordering::Relaxed), 1);
     }
     let tiny = plain_builder().backoff(Backoff::full_jitter(Duration::from_micros(1), ms(1)));
     let server =
@@ -868,17 +870,40 @@ async fn case_35_the_body_is_frozen_with_the_key() {
         "the 503 may have been carried out"
     );
 
+    // A layer below spoils the first attempt's body; the second has the order's again.
     let server = Server::script([Step::status(503), Step::status(200)]);
-    let mut source = b"order".to_vec();
-    let request = client(&server, plain_builder())
+    let client = ClientBuilder::new(support::plain_http())
+        .with(plain_builder().build().expect("valid"))
+        .with(SpoilsFirstBody)
+        .with(server.clone())
+        .build();
+    let request = client
         .post(URL)
-        .body(source.clone());
-    let sending = tokio::spawn(request.with_extension(key("order-17")).send());
-    tokio::time::sleep(ms(50)).await;
-    source.fill(b'x');
-    sending.await.expect("no panic").expect("an answer");
+        .body("order")
+        .with_extension(key("order-17"));
+    request.send().await.expect("an answer");
     let bodies: Vec<_> = server.seen().into_iter().map(|seen| seen.body).collect();
-    assert_eq!(bodies, ["order", "order"]);
+    assert_eq!(bodies, ["spoilt", "order"]);
+}
+
+struct SpoilsFirstBody;
+
+#[async_trait::async_trait]
+impl Middleware for SpoilsFirstBody {
+    async fn handle(
+        &self,
+        mut request: Request,
+        extensions: &mut Extensions,
+        next: Next<'_>,
+    ) -> reqwest_middleware::Result<Response> {
+        if extensions
+            .get::<Attempt>()
+            .is_some_and(|attempt| attempt.number() == 1)
+        {
+            *request.body_mut() = Some("spoilt".into());
+        }
+        next.run(request, extensions).await
+    }
 }
 
 // ---- U1: unknown is a result of its own ----
