@@ -133,14 +133,14 @@ impl RetryMiddleware {
         let mut waited: Option<Wait<'_>> = None;
         loop {
             let now = clock::now();
-            let limit = match operation.call.admit(now, operation.is_cancelled()) {
-                Ok(limit) => limit,
+            let admitted = match operation.call.admit(now, operation.is_cancelled()) {
+                Ok(limit) => Admitted { now, limit },
                 Err(reason) => return Err(progress.stopped(reason)),
             };
             let delay = waited.take().map_or(Duration::ZERO, |wait| wait.end(now));
 
             let result = self
-                .attempt(operation, progress, extensions, &next, delay, limit)
+                .attempt(operation, progress, extensions, &next, delay, admitted)
                 .await;
             let landed = clock::now();
             let Some((outcome, answer)) = self.classify(operation, progress, result, landed) else {
@@ -188,9 +188,9 @@ impl RetryMiddleware {
         extensions: &mut Extensions,
         next: &Next<'_>,
         waited: Duration,
-        limit: Option<Duration>,
+        admitted: Admitted,
     ) -> Bounded<Result<Response>> {
-        let now = clock::now();
+        let Admitted { now, limit } = admitted;
         let call = &mut operation.call;
         let is_tracked = self.settings.send_tracking && call.replay != ReplayClass::Safe;
         let evidence = is_tracked.then(Arc::<Evidence>::default);
@@ -346,6 +346,13 @@ impl RetryMiddleware {
         }
         answer
     }
+}
+
+/// An attempt may start: the instant that this was decided for, and how long it may take.
+#[derive(Clone, Copy)]
+struct Admitted {
+    now: Instant,
+    limit: Option<Duration>,
 }
 
 /// A wait that has been waited out, with the token of the attempt that it was for.

@@ -83,7 +83,7 @@ impl TokenBucket {
     }
 
     pub(super) fn earn(&self, now: Instant) {
-        if self.earned == 0 {
+        if self.earned == 0 && self.trickle.is_none() {
             return;
         }
         self.update(Some(now), |balance| Some(self.held(balance, self.earned)));

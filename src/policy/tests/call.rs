@@ -1,0 +1,487 @@
+//! One operation's limits and certainty, by example: the sides of every boundary.
+
+use std::time::{Duration, Instant};
+
+use super::{ms, secs};
+use crate::clock;
+use crate::policy::{
+    Backoff, Call, Certainty, Decision, Limits, Moment, Outcome, Pacing, ReplayClass, StopReason,
+    Verdict,
+};
+
+const LIMITS: Limits = Limits {
+    max_attempts: 3,
+    attempt_timeout: None,
+    minimum_attempt: Duration::ZERO,
+    reserve: Duration::ZERO,
+};
+
+const NANOSECOND: Duration = Duration::from_nanos(1);
+
+fn call(replay: ReplayClass, limits: Limits) -> Call {
+    Call::new(replay, limits, None)
+}
+
+fn call_until(deadline: Instant, limits: Limits) -> Call {
+    let mut call = call(ReplayClass::Safe, limits);
+    call.deadline = Some(deadline);
+    call
+}
+
+/// An attempt that ended so.
+fn ended(certainty: Certainty) -> Outcome {
+    Outcome {
+        verdict: Verdict::Retryable,
+        certainty,
+        success: false,
+        retry_after: None,
+        veto: false,
+    }
+}
+
+fn asked_to_wait(retry_after: Duration) -> Outcome {
+    Outcome {
+        retry_after: Some(retry_after),
+        ..ended(Certainty::NotProcessed)
+    }
+}
+
+const SUCCESS: Outcome = Outcome {
+    verdict: Verdict::Done,
+    certainty: Certainty::Answered,
+    success: true,
+    retry_after: None,
+    veto: false,
+};
+
+fn at(now: Instant) -> Moment {
+    Moment {
+        now,
+        draw: 0.5,
+        cancelled: false,
+    }
+}
+
+fn attempt(call: &mut Call, outcome: &Outcome) {
+    call.start_attempt(None, clock::now());
+    call.record(outcome);
+}
+
+/// The wait or the stop after a first attempt.
+fn after_first(
+    call: &mut Call,
+    outcome: &Outcome,
+    pacing: &Pacing,
+    now: Instant,
+) -> Result<Duration, Option<StopReason>> {
+    attempt(call, outcome);
+    match call.decide(outcome, pacing, None, at(now)) {
+        Decision::Wait { delay, .. } => Ok(delay),
+        Decision::Return(stop) => Err(stop),
+    }
+}
+
+fn pacing(backoff: Backoff) -> Pacing {
+    Pacing {
+        backoff,
+        max_retry_after: secs(60),
+    }
+}
+
+fn always(delay: Duration) -> Pacing {
+    pacing(Backoff::fixed([delay]))
+}
+
+mod limits {
+    use super::*;
+
+    fn field_at_fault(minimum_attempt: Duration, reserve: Duration) -> Option<&'static str> {
+        let limits = Limits {
+            minimum_attempt,
+            reserve,
+            ..LIMITS
+        };
+        limits.validate(ms(100)).err().map(|error| error.field())
+    }
+
+    #[test]
+    fn a_reserve_leaves_something_of_the_deadline() {
+        assert_eq!(field_at_fault(Duration::ZERO, ms(99)), None);
+        assert_eq!(field_at_fault(Duration::ZERO, ms(100)), Some("reserve"));
+        assert_eq!(field_at_fault(Duration::ZERO, ms(101)), Some("reserve"));
+    }
+
+    #[test]
+    fn the_least_attempt_fits_what_the_reserve_leaves() {
+        let minimum = Some("minimum_attempt");
+        assert_eq!(field_at_fault(ms(70), ms(30)), None);
+        assert_eq!(field_at_fault(ms(70) + NANOSECOND, ms(30)), minimum);
+        assert_eq!(field_at_fault(Duration::ZERO, ms(99) + NANOSECOND), minimum);
+    }
+
+    #[test]
+    fn an_attempt_is_given_the_time_up_to_the_reserve() {
+        let now = clock::now();
+        let reserved = Limits {
+            reserve: ms(30),
+            ..LIMITS
+        };
+        let call = call_until(now + ms(100), reserved);
+        assert_eq!(call.admit(now, false), Ok(Some(ms(70))));
+        assert_eq!(call.time_left(now), Some(ms(100)));
+        assert_eq!(call.admit(now + ms(69), false), Ok(Some(ms(1))));
+        let late = now + ms(69) + NANOSECOND;
+        assert_eq!(call.admit(late, false), Err(StopReason::DeadlineTooClose));
+    }
+
+    #[test]
+    fn an_attempt_timeout_is_clipped_to_the_time_left() {
+        let now = clock::now();
+        let timed = Limits {
+            attempt_timeout: Some(ms(40)),
+            ..LIMITS
+        };
+        assert_eq!(
+            call(ReplayClass::Safe, timed).admit(now, false),
+            Ok(Some(ms(40)))
+        );
+        let call = call_until(now + ms(100), timed);
+        assert_eq!(call.admit(now, false), Ok(Some(ms(40))));
+        assert_eq!(call.admit(now + ms(75), false), Ok(Some(ms(25))));
+    }
+
+    #[test]
+    fn without_a_deadline_nothing_is_limited() {
+        let now = clock::now();
+        let call = call(ReplayClass::Safe, LIMITS);
+        assert_eq!(call.admit(now, false), Ok(None));
+        assert_eq!(call.time_left(now), None);
+    }
+
+    #[test]
+    fn a_deadline_that_has_passed_admits_nothing() {
+        let now = clock::now();
+        let call = call_until(now, LIMITS);
+        for late in [Duration::ZERO, secs(1)] {
+            let admitted = call.admit(now + late, false);
+            assert_eq!(admitted, Err(StopReason::DeadlineTooClose));
+            assert_eq!(call.time_left(now + late), Some(Duration::ZERO));
+        }
+    }
+
+    #[test]
+    fn a_cancelled_operation_is_not_admitted() {
+        let call = call(ReplayClass::Safe, LIMITS);
+        assert_eq!(call.admit(clock::now(), true), Err(StopReason::Cancelled));
+    }
+
+    #[test]
+    fn the_last_attempt_is_known_before_it_starts() {
+        let mut call = call(ReplayClass::Safe, LIMITS);
+        for expected in [false, false, true] {
+            assert_eq!(call.is_last_attempt(), expected);
+            call.start_attempt(None, clock::now());
+        }
+        assert_eq!(call.attempts(), 3);
+    }
+}
+
+mod waits {
+    use super::*;
+
+    #[test]
+    fn a_wait_leaves_room_for_the_least_attempt() {
+        let start = clock::now();
+        let after = |minimum_attempt, delay| {
+            let limits = Limits {
+                minimum_attempt,
+                reserve: ms(10),
+                ..LIMITS
+            };
+            let mut call = call_until(start + ms(100), limits);
+            after_first(&mut call, &ended(Certainty::NotSent), &always(delay), start)
+        };
+        let too_close = Err(Some(StopReason::DeadlineTooClose));
+        assert_eq!(after(ms(20), ms(70)), Ok(ms(70)));
+        assert_eq!(after(ms(20), ms(70) + NANOSECOND), too_close);
+        assert_eq!(after(Duration::ZERO, ms(89)), Ok(ms(89)));
+        assert_eq!(after(Duration::ZERO, ms(89) + NANOSECOND), too_close);
+        assert_eq!(after(Duration::ZERO, Duration::MAX), too_close);
+    }
+
+    #[test]
+    fn without_a_deadline_the_longest_wait_is_waited() {
+        let outcome = ended(Certainty::NotSent);
+        let mut call = call(ReplayClass::Safe, LIMITS);
+        assert_eq!(
+            after_first(&mut call, &outcome, &always(Duration::MAX), clock::now()),
+            Ok(Duration::MAX)
+        );
+    }
+
+    #[test]
+    fn a_floor_is_raised_by_the_random_part_only() {
+        let after = |backoff| {
+            let mut call = call(ReplayClass::Safe, LIMITS);
+            let outcome = asked_to_wait(secs(2));
+            after_first(&mut call, &outcome, &pacing(backoff), clock::now())
+        };
+        let (base, cap) = (ms(400), secs(10));
+        assert_eq!(after(Backoff::full_jitter(base, cap)), Ok(ms(2_200)));
+        assert_eq!(after(Backoff::equal_jitter(base, cap)), Ok(ms(2_100)));
+        assert_eq!(after(Backoff::decorrelated(base, cap)), Ok(ms(2_400)));
+        assert_eq!(after(Backoff::exponential(base, cap)), Ok(secs(2)));
+        assert_eq!(after(Backoff::exponential(secs(3), cap)), Ok(secs(3)));
+        assert_eq!(after(Backoff::fixed([secs(3)])), Ok(secs(3)));
+    }
+
+    #[test]
+    fn a_floor_of_zero_is_none() {
+        let mut call = call(ReplayClass::Safe, LIMITS);
+        let equal = pacing(Backoff::equal_jitter(ms(400), secs(10)));
+        let outcome = asked_to_wait(Duration::ZERO);
+        assert_eq!(
+            after_first(&mut call, &outcome, &equal, clock::now()),
+            Ok(ms(300))
+        );
+    }
+
+    #[test]
+    fn jitter_is_clipped_to_the_time_left_and_the_floor_is_not() {
+        let start = clock::now();
+        let full = pacing(Backoff::full_jitter(ms(400), secs(10)));
+        let after = |floor| {
+            let mut call = call_until(start + secs(3), LIMITS);
+            after_first(&mut call, &asked_to_wait(floor), &full, start)
+        };
+        assert_eq!(after(ms(2_700)), Ok(ms(2_900)));
+        assert_eq!(after(ms(2_900)), Ok(ms(2_999)));
+        assert_eq!(after(ms(2_999)), Ok(ms(2_999)));
+        assert_eq!(
+            after(ms(2_999) + NANOSECOND),
+            Err(Some(StopReason::RetryAfterTooLong))
+        );
+    }
+
+    #[test]
+    fn the_longest_wish_holds_without_a_deadline_too() {
+        let after = |floor| {
+            let mut call = call(ReplayClass::Safe, LIMITS);
+            let outcome = asked_to_wait(floor);
+            after_first(&mut call, &outcome, &always(ms(1)), clock::now())
+        };
+        assert_eq!(after(secs(60)), Ok(secs(60)));
+        let too_long = Err(Some(StopReason::RetryAfterTooLong));
+        assert_eq!(after(secs(60) + NANOSECOND), too_long);
+        assert_eq!(after(Duration::MAX), too_long);
+    }
+
+    #[test]
+    fn a_backoff_that_does_not_fit_is_not_blamed_on_the_server() {
+        let start = clock::now();
+        let after = |floor| {
+            let mut call = call_until(start + secs(1), LIMITS);
+            after_first(&mut call, &asked_to_wait(floor), &always(secs(2)), start)
+        };
+        let too_close = Err(Some(StopReason::DeadlineTooClose));
+        assert_eq!(after(ms(999)), too_close);
+        assert_eq!(after(Duration::ZERO), too_close);
+    }
+
+    #[test]
+    fn no_time_at_all_is_not_blamed_on_a_server_that_asked_for_nothing() {
+        let start = clock::now();
+        let mut call = call_until(start, LIMITS);
+        let outcome = asked_to_wait(Duration::ZERO);
+        assert_eq!(
+            after_first(&mut call, &outcome, &always(Duration::ZERO), start),
+            Err(Some(StopReason::DeadlineTooClose))
+        );
+    }
+
+    #[test]
+    fn work_that_is_done_wins_over_a_cancellation() {
+        let mut call = call(ReplayClass::Safe, LIMITS);
+        attempt(&mut call, &SUCCESS);
+        let cancelled = Moment {
+            cancelled: true,
+            ..at(clock::now())
+        };
+        let decision = call.decide(&SUCCESS, &always(ms(1)), None, cancelled);
+        assert!(matches!(decision, Decision::Return(None)));
+    }
+}
+
+mod key_lifetime {
+    use super::*;
+
+    fn keyed(expires: Instant, attempt_timeout: Option<Duration>) -> Call {
+        let limits = Limits {
+            attempt_timeout,
+            ..LIMITS
+        };
+        let mut call = call(ReplayClass::Keyed, limits);
+        call.key_expires = Some(expires);
+        call
+    }
+
+    #[test]
+    fn a_key_outlasts_the_wait_and_the_attempt() {
+        let start = clock::now();
+        let after = |delay| {
+            let mut call = keyed(start + ms(100), Some(ms(40)));
+            let outcome = ended(Certainty::Unknown);
+            after_first(&mut call, &outcome, &always(delay), start)
+        };
+        assert_eq!(after(ms(60)), Ok(ms(60)));
+        let expired = Err(Some(StopReason::KeyExpired));
+        assert_eq!(after(ms(60) + NANOSECOND), expired);
+        assert_eq!(after(Duration::MAX), expired);
+    }
+
+    #[test]
+    fn an_attempt_without_a_limit_is_judged_by_its_start() {
+        let start = clock::now();
+        let mut call = keyed(start + ms(100), None);
+        let outcome = ended(Certainty::Unknown);
+        assert_eq!(
+            after_first(&mut call, &outcome, &always(ms(100)), start),
+            Ok(ms(100))
+        );
+        assert_eq!(call.admit(start + ms(99), false), Ok(None));
+        assert_eq!(
+            call.admit(start + ms(100), false),
+            Err(StopReason::KeyExpired)
+        );
+    }
+
+    #[test]
+    fn a_first_send_needs_no_key_that_lives() {
+        let now = clock::now();
+        assert_eq!(keyed(now, None).admit(now, false), Ok(None));
+    }
+
+    #[test]
+    fn what_an_earlier_run_sent_makes_the_first_send_a_repeat() {
+        let now = clock::now();
+        let admitted_after = |earlier| {
+            let mut call = Call::new(ReplayClass::Keyed, LIMITS, Some(earlier));
+            call.key_expires = Some(now);
+            call.admit(now, false)
+        };
+        let expired = Err(StopReason::KeyExpired);
+        assert_eq!(admitted_after(Certainty::NotSent), Ok(None));
+        assert_eq!(admitted_after(Certainty::NotProcessed), expired);
+        assert_eq!(admitted_after(Certainty::Unknown), expired);
+        assert_eq!(admitted_after(Certainty::Answered), expired);
+    }
+}
+
+mod certainty {
+    use super::*;
+    use Certainty::{Answered, NotProcessed, NotSent, Unknown};
+
+    /// What is known after attempts that ended so.
+    fn known(replay: ReplayClass, attempts: &[Outcome]) -> Certainty {
+        let mut call = call(replay, LIMITS);
+        for outcome in attempts {
+            attempt(&mut call, outcome);
+        }
+        call.certainty()
+    }
+
+    fn known_after(attempts: &[Certainty]) -> Certainty {
+        let attempts: Vec<_> = attempts.iter().copied().map(ended).collect();
+        known(ReplayClass::Keyed, &attempts)
+    }
+
+    #[test]
+    fn the_worst_attempt_counts_and_never_only_the_last() {
+        assert_eq!(known_after(&[]), NotSent);
+        assert_eq!(known_after(&[NotSent, NotSent]), NotSent);
+        assert_eq!(known_after(&[NotSent, NotProcessed, NotSent]), NotProcessed);
+        assert_eq!(known_after(&[NotSent, Unknown, NotSent, NotSent]), Unknown);
+        assert_eq!(known_after(&[Answered, NotSent]), Unknown);
+        assert_eq!(known_after(&[NotProcessed, NotSent, Answered]), Answered);
+    }
+
+    #[test]
+    fn an_earlier_unknown_is_settled_only_by_what_speaks_for_it() {
+        let refusal = ended(Answered);
+        let settled = |replay, last| known(replay, &[ended(Unknown), last]) == Answered;
+        assert!(settled(ReplayClass::Keyed, SUCCESS));
+        assert!(!settled(ReplayClass::Keyed, refusal));
+        assert!(settled(ReplayClass::Idempotent, SUCCESS));
+        assert!(!settled(ReplayClass::Idempotent, refusal));
+        assert!(settled(ReplayClass::Safe, refusal));
+        assert!(!settled(ReplayClass::Unsafe, SUCCESS));
+    }
+
+    #[test]
+    fn an_unclear_success_settles_nothing() {
+        let unclear = Outcome {
+            certainty: Unknown,
+            ..SUCCESS
+        };
+        assert_eq!(known(ReplayClass::Keyed, &[unclear]), Unknown);
+    }
+
+    #[test]
+    fn an_earlier_run_is_part_of_the_operation() {
+        let known = |earlier, last: Certainty| {
+            let mut call = Call::new(ReplayClass::Keyed, LIMITS, Some(earlier));
+            attempt(&mut call, &ended(last));
+            (call.certainty(), call.maybe_applied())
+        };
+        assert_eq!(known(NotSent, NotSent), (NotSent, false));
+        assert_eq!(known(NotProcessed, NotSent), (NotProcessed, false));
+        assert_eq!(known(Unknown, NotSent), (Unknown, true));
+        assert_eq!(known(Unknown, Answered), (Unknown, true));
+        assert_eq!(known(Answered, NotSent), (Unknown, false));
+        assert_eq!(known(NotSent, Unknown), (Unknown, true));
+    }
+
+    #[test]
+    fn an_unsafe_operation_that_an_earlier_run_left_open_is_not_sent() {
+        let admitted_after = |earlier| {
+            let call = Call::new(ReplayClass::Unsafe, LIMITS, Some(earlier));
+            call.admit(clock::now(), false)
+        };
+        assert_eq!(admitted_after(NotSent), Ok(None));
+        assert_eq!(admitted_after(NotProcessed), Ok(None));
+        assert_eq!(admitted_after(Unknown), Err(StopReason::UnsafeToRepeat));
+        assert_eq!(admitted_after(Answered), Err(StopReason::UnsafeToRepeat));
+    }
+
+    #[test]
+    fn it_is_ordered_by_how_much_may_have_happened_and_says_so() {
+        let all = [NotSent, NotProcessed, Unknown, Answered];
+        assert!(all.is_sorted());
+        assert_eq!(
+            all.map(|certainty| certainty.to_string()),
+            ["never sent", "not processed", "outcome unknown", "answered"]
+        );
+    }
+}
+
+#[test]
+fn every_stop_reason_has_words_of_its_own() {
+    let words = [
+        (StopReason::InvalidInput, "invalid input"),
+        (StopReason::Cancelled, "cancelled"),
+        (StopReason::NotRetryable, "not retryable"),
+        (StopReason::KeyExpired, "idempotency key expired"),
+        (StopReason::UnsafeToRepeat, "unsafe to repeat"),
+        (StopReason::ServerVeto, "the server asked not to retry"),
+        (StopReason::AttemptsExhausted, "attempts exhausted"),
+        (StopReason::BodyNotReplayable, "body not replayable"),
+        (StopReason::RetryAfterTooLong, "Retry-After too long"),
+        (StopReason::DeadlineTooClose, "deadline too close"),
+        (StopReason::BreakerOpen, "breaker open"),
+        (StopReason::BudgetExhausted, "retry budget exhausted"),
+        (StopReason::NestedLayer, "nested layer"),
+    ];
+    for (reason, words) in words {
+        assert_eq!(reason.to_string(), words);
+    }
+}
