@@ -224,11 +224,24 @@ impl Progress {
         report
     }
 
+    /// What another run of the same operation must reckon with: a success that this one has told of
+    /// is no longer in anybody's hands there.
+    fn left_open(&self) -> Certainty {
+        let may_have_applied = |attempt: &AttemptRecord| {
+            attempt.certainty == Certainty::Unknown
+                || attempt.status.is_some_and(|status| status.is_success())
+        };
+        match self.account.attempts.iter().any(may_have_applied) {
+            true => Certainty::Unknown,
+            false => self.account.certainty,
+        }
+    }
+
     fn close(&mut self) {
         self.has_ended = true;
         self.account.elapsed = clock::now().saturating_duration_since(self.started);
         if let Some(state) = &self.state {
-            state.end(self.account.certainty);
+            state.end(self.left_open());
         }
         observe::stop(&self.account);
     }

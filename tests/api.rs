@@ -690,6 +690,31 @@ async fn an_outer_retry_continues_the_operation() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_refusal_after_a_success_that_an_outer_layer_repeated_is_not_told_as_one() {
+    for (first, certainty) in [(201, Certainty::Unknown), (429, Certainty::Answered)] {
+        let outer = RunsTwice {
+            after: ms(0),
+            cut_first_at: None,
+        };
+        let server = Server::script([first, 402].map(Step::status));
+        let keyed = plain_builder()
+            .max_attempts(1)
+            .key_contract(KeyContract::default());
+        let result = run_twice(&server, outer, keyed)
+            .post(URL)
+            .body("order")
+            .send()
+            .await;
+        let report = support::report(&result).expect("a report");
+        assert_eq!(
+            (server.sends(), report.certainty()),
+            (2, certainty),
+            "{first}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_mark_left_by_a_dropped_operation_does_not_switch_retries_off() {
     let outer = RunsTwice {
         after: ms(0),

@@ -31,6 +31,6 @@ impl Call {
 
     /// A first send needs no key lifetime: there is nothing yet that the server must remember.
     fn is_a_repeat(&self) -> bool {
-        self.attempts > 0 || self.fold.residue > Certainty::NotSent
+        self.attempts > 0 || self.fold.is_sent()
     }
 }

@@ -1,0 +1,111 @@
+//! The state of one operation, and its arithmetic of time.
+
+use std::time::{Duration, Instant};
+
+use super::backoff::Previous;
+use super::budget::Counted;
+use super::certainty::Fold;
+use super::{Certainty, Limits, Outcome, ReplayClass, RetryBudget};
+
+/// The state of one operation.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) replay: ReplayClass,
+    pub(crate) limits: Limits,
+    pub(crate) deadline: Option<Instant>,
+    /// The instant after which the server no longer knows the key.
+    pub(crate) key_expires: Option<Instant>,
+    pub(crate) body_replayable: bool,
+    pub(super) attempts: u32,
+    pub(super) backoff: Previous,
+    pub(super) counted: Counted,
+    pub(super) fold: Fold,
+}
+
+impl Call {
+    /// `earlier` is what an earlier run of the same operation left behind (an outer layer's retry).
+    pub(crate) fn new(replay: ReplayClass, limits: Limits, earlier: Option<Certainty>) -> Self {
+        Self {
+            replay,
+            limits,
+            deadline: None,
+            key_expires: None,
+            body_replayable: true,
+            attempts: 0,
+            backoff: Previous::default(),
+            counted: Counted::default(),
+            fold: Fold::carry(earlier),
+        }
+    }
+
+    /// Attempts started so far.
+    pub(crate) fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
+    /// An attempt starts: from here on it counts, however it ends. With the first one the operation
+    /// becomes load, which some budgets measure.
+    pub(crate) fn start_attempt(&mut self, budget: Option<&RetryBudget>, now: Instant) {
+        self.attempts = self.attempts.saturating_add(1);
+        if let (1, Some(budget)) = (self.attempts, budget) {
+            budget.begin(now, &mut self.counted);
+        }
+    }
+
+    /// An attempt has ended.
+    pub(crate) fn record(&mut self, outcome: &Outcome) {
+        self.fold.record(outcome, self.replay);
+    }
+
+    /// What is known of the whole operation, never only of its last attempt.
+    pub(crate) fn certainty(&self) -> Certainty {
+        self.fold.certainty()
+    }
+
+    /// Whether an attempt before this moment may have been carried out.
+    pub(crate) fn maybe_applied(&self) -> bool {
+        self.fold.is_unclear()
+    }
+
+    /// Whether no attempt could follow the one about to start, so that its request may be moved
+    /// instead of copied.
+    pub(crate) fn is_last_attempt(&self) -> bool {
+        self.attempts.saturating_add(1) >= self.limits.max_attempts
+    }
+
+    /// Time left for attempts: up to the deadline, less the reserve. `Duration::MAX` without one.
+    pub(super) fn available(&self, now: Instant) -> Duration {
+        self.time_left(now).map_or(Duration::MAX, |left| {
+            left.saturating_sub(self.limits.reserve)
+        })
+    }
+
+    /// Time left until the deadline itself.
+    pub(crate) fn time_left(&self, now: Instant) -> Option<Duration> {
+        self.deadline
+            .map(|deadline| deadline.saturating_duration_since(now))
+    }
+
+    /// The longest that an attempt may take which starts after `delay`.
+    pub(super) fn attempt_limit(&self, now: Instant, delay: Duration) -> Option<Duration> {
+        let left = self
+            .deadline
+            .map(|_| self.available(now).saturating_sub(delay));
+        match (self.limits.attempt_timeout, left) {
+            (Some(timeout), Some(left)) => Some(timeout.min(left)),
+            (timeout, left) => timeout.or(left),
+        }
+    }
+
+    /// Whether the key would no longer be honoured by the end of an attempt started after `delay`.
+    ///
+    /// An attempt without a limit is judged by its start.
+    pub(super) fn key_expires_before(&self, now: Instant, delay: Duration) -> bool {
+        let Some(expires) = self.key_expires else {
+            return false;
+        };
+        let attempt = self.attempt_limit(now, delay).unwrap_or_default();
+        let needed = delay.saturating_add(attempt);
+        expires.saturating_duration_since(now) < needed || expires <= now
+    }
+}
