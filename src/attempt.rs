@@ -10,7 +10,9 @@ use http::{HeaderMap, Method, StatusCode, header};
 use http_body::Body as _;
 use reqwest::{Body, Request, Response, Url};
 
+use crate::body_factory::{BodyFactory, FreshBody};
 use crate::continuation::{BodyIdentity, Identity};
+use crate::frames::Frames;
 use crate::redirect::is_same_url;
 use crate::tracking::{Evidence, TrackedBody};
 
@@ -64,29 +66,52 @@ pub(crate) struct Template {
 enum TemplateBody {
     Absent,
     Bytes(Bytes),
+    Factory(BodyFactory),
     /// Sent with the first attempt, and gone.
     Stream(Option<Body>),
 }
 
 impl Template {
-    /// Takes the request apart; the identity is what it is recognised by.
-    pub(crate) fn take(mut request: Request) -> (Self, Identity) {
-        let body = match request.body_mut().take() {
-            None => TemplateBody::Absent,
-            Some(body) if body.as_bytes().is_some() => TemplateBody::Bytes(bytes(body)),
-            Some(body) => TemplateBody::Stream(Some(body)),
-        };
-        let identity = Identity {
-            method: request.method().clone(),
-            url: request.url().clone(),
-            body: match &body {
-                TemplateBody::Absent => BodyIdentity::Bytes(Bytes::new()),
-                TemplateBody::Bytes(bytes) => BodyIdentity::Bytes(bytes.clone()),
-                TemplateBody::Stream(_) => BodyIdentity::Stream,
-            },
+    pub(crate) fn take(mut request: Request, factory: Option<BodyFactory>) -> Self {
+        let body = match (factory, request.body_mut().take()) {
+            (Some(factory), _) => TemplateBody::Factory(factory),
+            (None, None) => TemplateBody::Absent,
+            (None, Some(body)) if body.as_bytes().is_some() => TemplateBody::Bytes(bytes(body)),
+            (None, Some(body)) => TemplateBody::Stream(Some(body)),
         };
         let request = Some(request);
-        (Self { request, body }, identity)
+        Self { request, body }
+    }
+
+    /// The stream, to be read before the first attempt.
+    pub(crate) fn take_stream(&mut self) -> Option<Body> {
+        match &mut self.body {
+            TemplateBody::Stream(stream) => stream.take(),
+            _ => None,
+        }
+    }
+
+    /// The stream has been read: bytes that can be sent again if that was all, a stream otherwise.
+    pub(crate) fn put_back(&mut self, frames: Frames) {
+        self.body = match frames.into_bytes() {
+            Ok(bytes) => TemplateBody::Bytes(bytes),
+            Err(frames) => TemplateBody::Stream(Some(Body::wrap(frames))),
+        };
+    }
+
+    /// What the request is recognised by.
+    pub(crate) fn identity(&self) -> Option<Identity> {
+        let request = self.request.as_ref()?;
+        Some(Identity {
+            method: request.method().clone(),
+            url: request.url().clone(),
+            body: match &self.body {
+                TemplateBody::Absent => BodyIdentity::Bytes(Bytes::new()),
+                TemplateBody::Bytes(bytes) => BodyIdentity::Bytes(bytes.clone()),
+                TemplateBody::Factory(factory) => BodyIdentity::Factory(factory.clone()),
+                TemplateBody::Stream(_) => BodyIdentity::Stream,
+            },
+        })
     }
 
     pub(crate) fn headers(&self) -> Option<&HeaderMap> {
@@ -95,6 +120,13 @@ impl Template {
 
     pub(crate) fn headers_mut(&mut self) -> Option<&mut HeaderMap> {
         self.request.as_mut().map(Request::headers_mut)
+    }
+
+    pub(crate) fn factory(&self) -> Option<&BodyFactory> {
+        match &self.body {
+            TemplateBody::Factory(factory) => Some(factory),
+            _ => None,
+        }
     }
 
     pub(crate) fn is_replayable(&self) -> bool {
@@ -108,14 +140,17 @@ impl Template {
     pub(crate) fn request(
         &mut self,
         is_last: bool,
+        fresh: Option<FreshBody>,
         evidence: Option<&Arc<Evidence>>,
         time_left: Option<Duration>,
     ) -> Option<Request> {
         let is_last = is_last || !self.is_replayable();
-        let body = match &mut self.body {
-            TemplateBody::Absent => None,
-            TemplateBody::Bytes(bytes) => Some(Body::from(bytes.clone())),
-            TemplateBody::Stream(stream) => Some(stream.take()?),
+        let fresh = fresh.map(|fresh| (fresh.body, fresh.content_type));
+        let (body, content_type) = match (&mut self.body, fresh) {
+            (_, Some((body, content_type))) => (Some(body), content_type),
+            (TemplateBody::Absent | TemplateBody::Factory(_), None) => (None, None),
+            (TemplateBody::Bytes(bytes), None) => (Some(Body::from(bytes.clone())), None),
+            (TemplateBody::Stream(stream), None) => (Some(stream.take()?), None),
         };
         let may_be_sent_again = evidence.is_some() && matches!(self.body, TemplateBody::Bytes(_));
         let mut request = if is_last && !may_be_sent_again {
@@ -123,6 +158,11 @@ impl Template {
         } else {
             self.request.as_ref()?.try_clone()?
         };
+        if let Some(content_type) = content_type {
+            request
+                .headers_mut()
+                .insert(header::CONTENT_TYPE, content_type);
+        }
         if let (Some(left), Some(own)) = (time_left, request.timeout().copied()) {
             *request.timeout_mut() = Some(own.min(left));
         }

@@ -31,6 +31,8 @@ pub(crate) struct Settings {
     pub(crate) budget: Option<Arc<RetryBudget>>,
     pub(crate) contract: Option<KeyContract>,
     pub(crate) rules: Rules,
+    pub(crate) buffer_request: Option<usize>,
+    pub(crate) buffer_response: Option<usize>,
     pub(crate) send_tracking: bool,
     pub(crate) client_is_prepared: bool,
     pub(crate) clock: Clock,
@@ -82,6 +84,8 @@ pub struct RetryMiddlewareBuilder {
     budget: Budget,
     contract: Option<KeyContract>,
     rules: Rules,
+    buffer_request: Option<usize>,
+    buffer_response: Option<usize>,
     send_tracking: bool,
     client_is_prepared: bool,
     clock: Clock,
@@ -109,6 +113,8 @@ impl Default for RetryMiddlewareBuilder {
             budget: Budget::Own,
             contract: None,
             rules: Rules::default(),
+            buffer_request: None,
+            buffer_response: None,
             send_tracking: true,
             client_is_prepared: false,
             clock: Clock::default(),
@@ -248,6 +254,24 @@ impl RetryMiddlewareBuilder {
         self
     }
 
+    /// Reads a streamed request body of at most so many bytes before the first attempt, so that it can
+    /// be sent again. A longer one is sent once, each byte once, as it comes. Default: streams are
+    /// not read ahead, and are sent once. A [`BodyFactory`](crate::BodyFactory) needs no memory.
+    ///
+    /// Nothing is read ahead where only one attempt is allowed.
+    pub fn buffer_request(mut self, bytes: usize) -> Self {
+        self.buffer_request = Some(bytes);
+        self
+    }
+
+    /// Reads the body of an answer of at most so many bytes within the attempt, and within its time
+    /// limit, so that an operation that may be repeated is repeated when it breaks off or stalls. A
+    /// longer body is handed on as it comes. Default: the answer is handed on at its head.
+    pub fn buffer_response(mut self, bytes: usize) -> Self {
+        self.buffer_response = Some(bytes);
+        self
+    }
+
     /// Whether requests that may have an effect are watched as they leave, so that a failure before
     /// the first byte is known for one ("never sent"). Default: yes.
     ///
@@ -322,6 +346,8 @@ impl RetryMiddlewareBuilder {
             },
             contract: self.contract,
             rules: self.rules,
+            buffer_request: self.buffer_request,
+            buffer_response: self.buffer_response,
             send_tracking: self.send_tracking,
             client_is_prepared: self.client_is_prepared,
             clock: self.clock,

@@ -9,6 +9,7 @@ use std::time::SystemTime;
 use http::{HeaderMap, HeaderName, StatusCode};
 use reqwest_middleware::Error;
 
+use crate::error::BodyNotMade;
 use crate::policy::{Certainty, Outcome, ReplayClass, Verdict};
 use crate::redirect::Redirected;
 use crate::report::Failure;
@@ -212,8 +213,11 @@ pub(crate) fn abandoned(sent: Sent) -> Certainty {
 /// while an error may be about another hop.
 pub(crate) fn error(error: &Error, is_https: bool, on: Circumstances) -> (Outcome, Failure) {
     let Error::Reqwest(error) = error else {
-        let certainty = abandoned(on.sent);
-        return (failed(Verdict::Final, certainty), Failure::Layer);
+        let failure = match error {
+            Error::Middleware(error) if error.is::<BodyNotMade>() => Failure::Request,
+            _ => Failure::Layer,
+        };
+        return (failed(Verdict::Final, abandoned(on.sent)), failure);
     };
     let failure = failure(error);
     let certainty = match on.sent {

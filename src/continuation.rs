@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http::{Extensions, Method};
 use reqwest::Url;
 
+use crate::body_factory::BodyFactory;
 use crate::policy::Certainty;
 
 /// The mark of an operation in a map of extensions.
@@ -37,12 +38,17 @@ pub(crate) struct Identity {
 #[derive(Clone, Debug)]
 pub(crate) enum BodyIdentity {
     Bytes(Bytes),
+    Factory(BodyFactory),
     Stream,
 }
 
 impl PartialEq for BodyIdentity {
     fn eq(&self, other: &Self) -> bool {
-        matches!((self, other), (Self::Bytes(one), Self::Bytes(two)) if one == two)
+        match (self, other) {
+            (Self::Bytes(one), Self::Bytes(two)) => one == two,
+            (Self::Factory(one), Self::Factory(two)) => one == two,
+            _ => false,
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use crate::invalid::InvalidInput;
 use crate::key::IdempotencyKey;
 use crate::policy::{Certainty, StopReason};
 use crate::report::{NextStep, RetryReport, sealed};
+use crate::response_body::IncompleteBody;
 
 /// An operation has ended without a response: what is known of it, and why.
 ///
@@ -46,6 +47,7 @@ pub(crate) enum Cause {
     Invalid(InvalidInput),
     Timeout(AttemptTimeout),
     Transport(reqwest::Error),
+    Incomplete(IncompleteBody),
     Layer(reqwest_middleware::Error),
 }
 
@@ -57,6 +59,11 @@ impl From<reqwest_middleware::Error> for Cause {
         }
     }
 }
+
+/// The request's [`BodyFactory`](crate::BodyFactory) has failed, so there was nothing to send.
+#[derive(Debug, thiserror::Error)]
+#[error("the request body could not be made")]
+pub(crate) struct BodyNotMade(#[source] pub(crate) Box<dyn StdError + Send + Sync>);
 
 /// An attempt has reached its time limit without a response head.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -126,6 +133,7 @@ impl RetryError {
             || match &self.cause {
                 Some(Cause::Timeout(_)) => true,
                 Some(Cause::Transport(error)) => error.is_timeout(),
+                Some(Cause::Incomplete(error)) => error.is_timeout(),
                 _ => false,
             }
     }
@@ -158,6 +166,7 @@ impl StdError for RetryError {
             Cause::Invalid(error) => Some(error),
             Cause::Timeout(error) => Some(error),
             Cause::Transport(error) => Some(error),
+            Cause::Incomplete(error) => Some(error),
             Cause::Layer(reqwest_middleware::Error::Middleware(error)) => Some(&**error),
             Cause::Layer(error) => Some(error),
         }

@@ -13,12 +13,14 @@
 )]
 
 mod attempt;
+mod body_factory;
 mod builder;
 mod classify;
 mod clock;
 mod continuation;
 mod deadline;
 mod error;
+mod frames;
 mod invalid;
 mod key;
 mod middleware;
@@ -36,6 +38,7 @@ mod watch;
 pub use tokio_util::sync::CancellationToken;
 
 pub use crate::attempt::Attempt;
+pub use crate::body_factory::{BodyFactory, FreshBody};
 pub use crate::builder::RetryMiddlewareBuilder;
 pub use crate::classify::StatusClass;
 pub use crate::deadline::{Deadline, DeadlineScope};
@@ -48,3 +51,4 @@ pub use crate::policy::{Backoff, Certainty, RetryBudget, RetryBudgetBuilder, Sto
 pub use crate::report::{
     AttemptRecord, Failure, NextStep, ReportHandle, RetryReport, RetryResponseExt,
 };
+pub use crate::response_body::IncompleteBody;

@@ -9,23 +9,28 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use http::Extensions;
-use reqwest::{ClientBuilder, Response, Url};
+use http::{Extensions, StatusCode};
+use http_body_util::BodyExt;
+use reqwest::{Body, ClientBuilder, Response, Url};
 use reqwest_middleware::{Error, Middleware, Next, Result};
+use tokio_util::sync::CancellationToken;
 
 use crate::attempt::{self, Attempt, Template};
+use crate::body_factory::FreshBody;
 use crate::builder::{RetryMiddlewareBuilder, Settings};
 use crate::classify::{self, Circumstances};
 use crate::clock;
 use crate::continuation::Continuation;
 use crate::deadline::DeadlineScope;
-use crate::error::{AttemptTimeout, Cause, LastAnswer};
+use crate::error::{AttemptTimeout, BodyNotMade, Cause, LastAnswer};
+use crate::frames::Frames;
 use crate::invalid::InvalidInput;
-use crate::operation::Operation;
-use crate::policy::{Decision, Moment, Outcome, ReplayClass, Reservation, StopReason};
+use crate::operation::{self, Operation};
+use crate::policy::{Decision, Moment, Outcome, ReplayClass, Reservation, StopReason, Verdict};
 use crate::progress::Progress;
 use crate::redirect::{self, Redirected};
-use crate::response_body;
+use crate::report::Failure;
+use crate::response_body::{self, Head, IncompleteBody};
 use crate::tracking::Evidence;
 use crate::watch::{Sent, Watch};
 
@@ -98,14 +103,12 @@ impl Middleware for RetryMiddleware {
             return next.run(request, extensions).await;
         }
         let now = clock::now();
-        let (template, identity) = Template::take(request);
-        let mut progress = Progress::begin(
-            identity.method.clone(),
-            identity.url.host_str(),
-            extensions.get().cloned(),
-            now,
-        );
-        match Operation::identify(template, identity, extensions, &self.settings, now) {
+        let (method, url) = (request.method().clone(), request.url());
+        let mut progress = Progress::begin(method, url.host_str(), extensions.get().cloned(), now);
+        let mut template = Template::take(request, extensions.get().cloned());
+        self.read_ahead(&mut template, &mut progress, extensions, now)
+            .await?;
+        match Operation::identify(template, extensions, &self.settings, now) {
             Err(error) => Err(progress.refused(error)),
             Ok(mut operation) => {
                 progress.identified(&operation);
@@ -116,6 +119,36 @@ impl Middleware for RetryMiddleware {
                 operation.mark(extensions);
                 result
             }
+        }
+    }
+}
+
+impl RetryMiddleware {
+    /// Reads a streamed request body, if that is wanted and of use.
+    async fn read_ahead(
+        &self,
+        template: &mut Template,
+        progress: &mut Progress,
+        extensions: &Extensions,
+        now: Instant,
+    ) -> Result<()> {
+        let limits = operation::limits(extensions, &self.settings);
+        let may_repeat = limits.is_ok_and(|limits| limits.max_attempts > 1);
+        let Some(cap) = self.settings.buffer_request.filter(|_| may_repeat) else {
+            return Ok(());
+        };
+        let Some(stream) = template.take_stream() else {
+            return Ok(());
+        };
+        let until = operation::deadline(extensions, &self.settings, now);
+        match bounded(read(stream, cap), until, extensions.get()).await {
+            Bounded::Done(Ok(frames)) => {
+                template.put_back(frames);
+                Ok(())
+            }
+            Bounded::Done(Err(error)) => Err(progress.unreadable(error)),
+            Bounded::TimedOut => Err(progress.stopped(StopReason::DeadlineTooClose)),
+            Bounded::Cancelled => Err(progress.stopped(StopReason::Cancelled)),
         }
     }
 }
@@ -142,8 +175,13 @@ impl RetryMiddleware {
             let result = self
                 .attempt(operation, progress, extensions, &next, delay, admitted)
                 .await;
+            let end = self.classify(operation, progress, result);
+            let end = self.read_answer(end, operation, progress, admitted).await;
             let landed = clock::now();
-            let Some((outcome, answer)) = self.classify(operation, progress, result, landed) else {
+            let Some(End {
+                outcome, answer, ..
+            }) = record(end, operation, progress, landed)
+            else {
                 return Err(progress.cancelled_in_flight(landed));
             };
 
@@ -159,7 +197,7 @@ impl RetryMiddleware {
                 (Decision::Wait { delay, token }, answer) => {
                     progress.waits(delay);
                     if let Some(answer) = answer {
-                        progress.gives_up(give_up(answer, landed, delay, operation).await);
+                        progress.gives_up(give_up(answer.response, landed, delay, operation).await);
                     }
                     (delay, token)
                 }
@@ -172,7 +210,9 @@ impl RetryMiddleware {
             };
 
             let wake = landed.checked_add(delay);
-            if let Bounded::Cancelled = bounded(pending::<()>(), wake, operation).await {
+            if let Bounded::Cancelled =
+                bounded(pending::<()>(), wake, operation.cancel.as_ref()).await
+            {
                 drop(token);
                 return Err(progress.stopped(StopReason::Cancelled));
             }
@@ -195,16 +235,6 @@ impl RetryMiddleware {
         let is_tracked = self.settings.send_tracking && call.replay != ReplayClass::Safe;
         let evidence = is_tracked.then(Arc::<Evidence>::default);
         let (is_last, time_left) = (call.is_last_attempt(), call.time_left(now));
-        let request = operation
-            .template
-            .request(is_last, evidence.as_ref(), time_left);
-        let Some(request) = request else {
-            // The core starts no second attempt of a stream.
-            return Bounded::Done(Err(Error::middleware(InvalidInput::new(
-                "body",
-                "has been sent, and cannot be sent again",
-            ))));
-        };
         call.start_attempt(self.settings.budget.as_deref(), now);
         let attempt = Attempt {
             number: call.attempts(),
@@ -213,12 +243,26 @@ impl RetryMiddleware {
         };
         operation.mark(extensions);
         extensions.insert(attempt);
-        let watch = Watch::new(operation.no_hops_yet(), evidence);
+        let watch = Watch::new(operation.no_hops_yet(), evidence.clone());
         let watch = progress.attempt_starts(attempt.number, waited, limit, watch, now);
 
-        let until = limit.and_then(|limit| now.checked_add(limit));
+        let until = admitted.until();
+        let fresh = match fresh_body(operation, until).await {
+            Bounded::Done(Ok(fresh)) => fresh,
+            Bounded::Done(Err(error)) => return Bounded::Done(Err(error)),
+            Bounded::TimedOut => return Bounded::TimedOut,
+            Bounded::Cancelled => return Bounded::Cancelled,
+        };
+        let template = &mut operation.template;
+        let Some(request) = template.request(is_last, fresh, evidence.as_ref(), time_left) else {
+            // The core starts no second attempt of a stream.
+            return Bounded::Done(Err(Error::middleware(InvalidInput::new(
+                "body",
+                "has been sent, and cannot be sent again",
+            ))));
+        };
         let run = watch.over(next.clone().run(request, extensions));
-        match bounded(run, until, operation).await {
+        match bounded(run, until, operation.cancel.as_ref()).await {
             Bounded::Done(Ok(answer)) if watch.is_tracked() => {
                 self.follow(answer, watch, operation, extensions, next, until)
                     .await
@@ -242,13 +286,13 @@ impl RetryMiddleware {
             return Bounded::Done(Ok(answer));
         };
         let time_left = operation.call.time_left(clock::now());
-        let Some(request) = operation.template.request(false, None, time_left) else {
+        let Some(request) = operation.template.request(false, None, None, time_left) else {
             return Bounded::Done(Ok(answer));
         };
         drop(answer);
         watch.note_moved(target);
         let run = watch.over(next.clone().run(request, extensions));
-        bounded(run, until, operation).await
+        bounded(run, until, operation.cancel.as_ref()).await
     }
 
     /// Where the attempt is to be sent once more, if there is anything to follow and time for it.
@@ -272,12 +316,11 @@ impl RetryMiddleware {
     /// What the attempt's end means. `None`: the caller cancelled it.
     fn classify(
         &self,
-        operation: &mut Operation,
-        progress: &mut Progress,
+        operation: &Operation,
+        progress: &Progress,
         result: Bounded<Result<Response>>,
-        now: Instant,
-    ) -> Option<(Outcome, Option<Response>)> {
-        let call = &mut operation.call;
+    ) -> Option<End> {
+        let call = &operation.call;
         let watch = progress.watch();
         let client_tells = self.settings.client_is_prepared;
         let redirected = watch.map_or(Redirected::Unknown, |watch| {
@@ -289,17 +332,17 @@ impl RetryMiddleware {
             redirected,
             sent: watch.map_or(Sent::Untracked, Watch::sent),
         };
-        let (outcome, end, answer) = match result {
-            Bounded::Cancelled => return None,
+        match result {
+            Bounded::Cancelled => None,
             Bounded::TimedOut => {
                 let (outcome, failure) = classify::timeout(on);
                 let cause = Cause::Timeout(AttemptTimeout);
-                (outcome, Err((failure, cause)), None)
+                Some(End::failed(outcome, failure, cause))
             }
             Bounded::Done(Err(error)) => {
                 let is_https = operation.identity.url.scheme() == "https";
                 let (outcome, failure) = classify::error(&error, is_https, on);
-                (outcome, Err((failure, Cause::from(error))), None)
+                Some(End::failed(outcome, failure, Cause::from(error)))
             }
             Bounded::Done(Ok(answer)) => {
                 let target = watch.and_then(Watch::moved_to);
@@ -312,39 +355,159 @@ impl RetryMiddleware {
                 let Settings { rules, clock, .. } = &*self.settings;
                 let wall = || clock.wall();
                 let outcome = rules.answer(answer.status(), answer.headers(), wall, on);
-                (outcome, Ok(answer.status()), Some(answer))
+                Some(End::answered(outcome, answer))
             }
+        }
+    }
+
+    /// Reads the body of an answer that would be handed on, within the attempt's limit, if that is
+    /// wanted: a body that breaks off then ends the attempt as a failure.
+    async fn read_answer(
+        &self,
+        end: Option<End>,
+        operation: &Operation,
+        progress: &mut Progress,
+        admitted: Admitted,
+    ) -> Option<End> {
+        let mut end = end?;
+        let Some(cap) = self.settings.buffer_response else {
+            return Some(end);
         };
-        call.record(&outcome);
-        progress.attempt_ends(&outcome, end, call.certainty(), now);
-        Some((outcome, answer))
+        let is_for_the_caller = end.outcome.verdict != Verdict::Retryable;
+        let is_short = |length| length <= cap as u64;
+        let fits = |answer: &mut Answer| answer.response.content_length().is_none_or(is_short);
+        let Some(answer) = end
+            .answer
+            .take_if(|answer| is_for_the_caller && fits(answer))
+        else {
+            return Some(end);
+        };
+        let (head, body) = Head::split(answer.response);
+        let status = head.parts().status;
+        progress.attempt_is_answered(status, end.outcome.certainty);
+        let reading = read(body, cap);
+        let reading = bounded(reading, admitted.until(), operation.cancel.as_ref());
+        let incomplete = match reading.await {
+            Bounded::Cancelled => return None,
+            Bounded::Done(Ok(frames)) => {
+                end.answer = Some(Answer {
+                    is_whole: frames.is_whole(),
+                    response: head.with(Body::wrap(frames)),
+                });
+                return Some(end);
+            }
+            Bounded::Done(Err(error)) => IncompleteBody::new(status, error),
+            Bounded::TimedOut => IncompleteBody::late(status),
+        };
+        progress.gives_up(LastAnswer {
+            status,
+            headers: head.parts().headers.clone(),
+            body: None,
+        });
+        end.outcome.verdict = Verdict::Retryable;
+        end.failure = Some((Failure::Body, Cause::Incomplete(incomplete)));
+        Some(end)
     }
 
     /// The final answer, with its body ending at the deadline, and what is to be told of it.
     fn hand_on(
         &self,
-        answer: Response,
+        answer: Answer,
         stop: Option<StopReason>,
         outcome: &Outcome,
         operation: &Operation,
         progress: &mut Progress,
     ) -> Response {
+        let Answer { response, is_whole } = answer;
         if let Some(budget) = &self.settings.budget
-            && classify::earns(answer.status(), outcome)
+            && classify::earns(response.status(), outcome)
         {
             budget.earn(clock::now());
         }
-        let mut answer = match (self.settings.scope, operation.call.deadline) {
-            (DeadlineScope::Body, Some(deadline)) => response_body::end_at(answer, deadline),
-            _ => answer,
+        let deadline = match self.settings.scope {
+            DeadlineScope::Body => operation.call.deadline,
+            DeadlineScope::Headers => None,
+        };
+        let mut response = match is_whole {
+            true => response,
+            false => response_body::guard(response, deadline),
         };
         if let Some(key) = &operation.key {
-            answer.extensions_mut().insert(key.clone());
+            response.extensions_mut().insert(key.clone());
         }
         if let Some(report) = progress.answered(stop) {
-            answer.extensions_mut().insert(report);
+            response.extensions_mut().insert(report);
         }
-        answer
+        response
+    }
+}
+
+/// How an attempt ended, and what that means.
+struct End {
+    outcome: Outcome,
+    status: Option<StatusCode>,
+    failure: Option<(Failure, Cause)>,
+    answer: Option<Answer>,
+}
+
+/// An answer in hand.
+struct Answer {
+    response: Response,
+    /// Its body has been read, and is part of it.
+    is_whole: bool,
+}
+
+impl End {
+    fn failed(outcome: Outcome, failure: Failure, cause: Cause) -> Self {
+        Self {
+            outcome,
+            status: None,
+            failure: Some((failure, cause)),
+            answer: None,
+        }
+    }
+
+    fn answered(outcome: Outcome, response: Response) -> Self {
+        Self {
+            outcome,
+            status: Some(response.status()),
+            failure: None,
+            answer: Some(Answer {
+                response,
+                is_whole: false,
+            }),
+        }
+    }
+}
+
+/// Books the end of an attempt with the core and the account.
+fn record(
+    end: Option<End>,
+    operation: &mut Operation,
+    progress: &mut Progress,
+    now: Instant,
+) -> Option<End> {
+    let mut end = end?;
+    let call = &mut operation.call;
+    call.record(&end.outcome);
+    let failure = end.failure.take();
+    progress.attempt_ends(&end.outcome, end.status, failure, call.certainty(), now);
+    Some(end)
+}
+
+/// The body of the coming attempt, where the request has a factory for it.
+async fn fresh_body(
+    operation: &Operation,
+    until: Option<Instant>,
+) -> Bounded<Result<Option<FreshBody>>> {
+    let Some(factory) = operation.template.factory() else {
+        return Bounded::Done(Ok(None));
+    };
+    match bounded(factory.make(), until, operation.cancel.as_ref()).await {
+        Bounded::Done(Ok(body)) => Bounded::Done(Ok(Some(body))),
+        Bounded::Done(Err(error)) => Bounded::Done(Err(Error::middleware(BodyNotMade(error)))),
+        Bounded::TimedOut => Bounded::TimedOut,
+        Bounded::Cancelled => Bounded::Cancelled,
     }
 }
 
@@ -353,6 +516,13 @@ impl RetryMiddleware {
 struct Admitted {
     now: Instant,
     limit: Option<Duration>,
+}
+
+impl Admitted {
+    /// When the attempt is given up.
+    fn until(self) -> Option<Instant> {
+        self.limit.and_then(|limit| self.now.checked_add(limit))
+    }
 }
 
 /// A wait that has been waited out, with the token of the attempt that it was for.
@@ -380,7 +550,7 @@ enum Bounded<T> {
 async fn bounded<T>(
     work: impl Future<Output = T> + Send,
     until: Option<Instant>,
-    operation: &Operation,
+    cancel: Option<&CancellationToken>,
 ) -> Bounded<T> {
     let timed = async {
         match until {
@@ -390,7 +560,7 @@ async fn bounded<T>(
                 .map_or(Bounded::TimedOut, Bounded::Done),
         }
     };
-    match &operation.cancel {
+    match cancel {
         None => timed.await,
         Some(token) => token
             .run_until_cancelled(timed)
@@ -416,7 +586,7 @@ async fn give_up(
     let is_small = |length| length <= DRAINED_BYTES as u64;
     let body = if answer.content_length().is_none_or(is_small) {
         let until = now.checked_add(DRAINED_FOR.min(delay));
-        match bounded(read_to_end(&mut answer), until, operation).await {
+        match bounded(read_to_end(&mut answer), until, operation.cancel.as_ref()).await {
             Bounded::Done(body) => body,
             Bounded::TimedOut | Bounded::Cancelled => None,
         }
@@ -442,4 +612,17 @@ async fn read_to_end(answer: &mut Response) -> Option<Bytes> {
             Ok(Some(_)) | Err(_) => return None,
         }
     }
+}
+
+/// Reads a body to its end, or until there is more than `cap`: what has been read then comes first,
+/// and the rest after it.
+async fn read(mut body: Body, cap: usize) -> reqwest::Result<Frames> {
+    let mut frames = Frames::default();
+    while let Some(frame) = body.frame().await {
+        frames.push(frame?);
+        if frames.length() > cap {
+            return Ok(frames.followed_by(body));
+        }
+    }
+    Ok(frames)
 }

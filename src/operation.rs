@@ -124,11 +124,13 @@ impl Operation {
     /// Where key, header, override or map cannot be meant: nothing has been sent then.
     pub(crate) fn identify(
         template: Template,
-        identity: Identity,
         extensions: &Extensions,
         settings: &Settings,
         now: Instant,
     ) -> Result<Self, InvalidInput> {
+        let Some(identity) = template.identity() else {
+            return Err(InvalidInput::new("request", "has been sent already"));
+        };
         let earlier = earlier_run(&identity, extensions)?;
         let (key, key_is_new) = key(&identity.method, template.headers(), extensions, settings)?;
         let replay = replay_class(&identity.method, extensions, key.is_some());
@@ -144,8 +146,8 @@ impl Operation {
             .and(settings.contract.as_ref())
             .and_then(KeyContract::expires_after)
             .and_then(|lifetime| first_sent.checked_add(lifetime));
-        let wished = extensions.get::<Deadline>().copied().or(settings.deadline);
-        call.deadline = wished.and_then(|deadline| deadline.resolve(now));
+        let wished = wished_deadline(extensions, settings);
+        call.deadline = deadline(extensions, settings, now);
         let identity = Arc::new(identity);
         let is_bound = key_is_new
             || wished.is_some_and(Deadline::is_relative)
@@ -256,7 +258,21 @@ fn replay_class(method: &Method, extensions: &Extensions, has_key: bool) -> Repl
     }
 }
 
-fn limits(extensions: &Extensions, settings: &Settings) -> Result<Limits, InvalidInput> {
+/// The deadline of an operation whose first send is `now`.
+pub(crate) fn deadline(
+    extensions: &Extensions,
+    settings: &Settings,
+    now: Instant,
+) -> Option<Instant> {
+    wished_deadline(extensions, settings)?.resolve(now)
+}
+
+fn wished_deadline(extensions: &Extensions, settings: &Settings) -> Option<Deadline> {
+    extensions.get().copied().or(settings.deadline)
+}
+
+/// The client's limits with the request's own on top.
+pub(crate) fn limits(extensions: &Extensions, settings: &Settings) -> Result<Limits, InvalidInput> {
     let mut limits = settings.limits;
     if let Some(wished) = extensions.get::<RetryOverride>() {
         wished.apply(&mut limits)?;

@@ -38,6 +38,8 @@ struct Flight {
     record: AttemptRecord,
     started: Instant,
     watch: Watch,
+    /// Its answer's status and what that proves, while the body is being read.
+    head: Option<(StatusCode, Certainty)>,
 }
 
 impl Progress {
@@ -105,6 +107,7 @@ impl Progress {
             record,
             started: now,
             watch,
+            head: None,
         };
         &mut self.flight.insert(flight).watch
     }
@@ -114,23 +117,28 @@ impl Progress {
         self.flight.as_ref().map(|flight| &flight.watch)
     }
 
-    /// The attempt has ended, with this status or this failure. `certainty` is the operation's.
+    /// The attempt has been answered, and the body of the answer is being read.
+    pub(crate) fn attempt_is_answered(&mut self, status: StatusCode, certainty: Certainty) {
+        if let Some(flight) = &mut self.flight {
+            flight.head = Some((status, certainty));
+        }
+    }
+
+    /// The attempt has ended. `certainty` is the operation's.
     pub(crate) fn attempt_ends(
         &mut self,
         outcome: &Outcome,
-        end: Result<StatusCode, (Failure, Cause)>,
+        status: Option<StatusCode>,
+        failure: Option<(Failure, Cause)>,
         certainty: Certainty,
         now: Instant,
     ) {
         self.account.retry_after = outcome.retry_after;
         self.account.certainty = certainty;
-        let (status, failure) = match end {
-            Ok(status) => (Some(status), None),
-            Err((failure, cause)) => {
-                self.cause = Some(cause);
-                (None, Some(failure))
-            }
-        };
+        let failure = failure.map(|(failure, cause)| {
+            self.cause = Some(cause);
+            failure
+        });
         self.land(status, failure, outcome.certainty, now);
     }
 
@@ -198,6 +206,12 @@ impl Progress {
         self.stopped(StopReason::InvalidInput)
     }
 
+    /// Nothing was sent, since the request's body could not be read.
+    pub(crate) fn unreadable(&mut self, error: reqwest::Error) -> Error {
+        self.cause = Some(Cause::Transport(error.without_url()));
+        self.stopped(StopReason::NotRetryable)
+    }
+
     /// The caller cancelled while an attempt was in the air.
     pub(crate) fn cancelled_in_flight(&mut self, now: Instant) -> Error {
         self.abandon_flight(now);
@@ -206,13 +220,13 @@ impl Progress {
 
     fn abandon_flight(&mut self, now: Instant) {
         let Some(flight) = &self.flight else { return };
-        let certainty = crate::classify::abandoned(flight.watch.sent());
-        self.account.certainty = self
-            .account
-            .certainty
-            .min(Certainty::Unknown)
-            .max(certainty);
-        self.land(None, Some(Failure::Cancelled), certainty, now);
+        let (status, certainty) = match flight.head {
+            Some((status, certainty)) => (Some(status), certainty),
+            None => (None, crate::classify::abandoned(flight.watch.sent())),
+        };
+        let before = self.account.certainty.min(Certainty::Unknown);
+        self.account.certainty = before.max(certainty);
+        self.land(status, Some(Failure::Cancelled), certainty, now);
     }
 
     fn end(&mut self) -> RetryReport {

@@ -239,7 +239,7 @@ impl AttemptRecord {
         self.status
     }
 
-    /// How it failed, if there was no answer.
+    /// How it failed, if there was no answer, or not the whole of it.
     #[must_use]
     pub fn failure(&self) -> Option<Failure> {
         self.failure
@@ -268,6 +268,9 @@ pub enum Failure {
     Redirect,
     /// The request could not be built or written.
     Request,
+    /// It was answered, but the answer's body broke off or was not there in time (only where
+    /// responses are buffered).
+    Body,
     /// Another middleware failed.
     Layer,
     /// The caller cancelled it, or dropped the future.

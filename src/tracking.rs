@@ -23,13 +23,13 @@ use http_body::{Body, Frame, SizeHint};
 pub(crate) struct Evidence {
     taken: AtomicBool,
     handed_over: AtomicBool,
-    dropped: AtomicBool,
+    held: AtomicBool,
 }
 
 impl Evidence {
-    /// Whether the body has been given up without having been read.
-    pub(crate) fn is_dropped_unread(&self) -> bool {
-        self.dropped.load(Ordering::Acquire) && !self.is_taken()
+    /// Whether nobody holds the body any more, or yet, and nobody has read it.
+    pub(crate) fn is_gone_unread(&self) -> bool {
+        !self.held.load(Ordering::Acquire) && !self.is_taken()
     }
 
     /// Whether it got as far as the HTTP client, which asks every body for its size first of all.
@@ -51,6 +51,7 @@ pub(crate) struct TrackedBody {
 
 impl TrackedBody {
     pub(crate) fn wrap(inner: reqwest::Body, evidence: Arc<Evidence>) -> reqwest::Body {
+        evidence.held.store(true, Ordering::Release);
         reqwest::Body::wrap(Self { inner, evidence })
     }
 
@@ -84,6 +85,6 @@ impl Body for TrackedBody {
 
 impl Drop for TrackedBody {
     fn drop(&mut self) {
-        self.evidence.dropped.store(true, Ordering::Release);
+        self.evidence.held.store(false, Ordering::Release);
     }
 }

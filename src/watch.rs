@@ -90,7 +90,7 @@ impl Watch {
     /// HTTP client, and was not given up before the run was. Or the run ended without ever having
     /// to wait, as all that is sent must.
     fn is_unsent(&self, evidence: &Evidence) -> bool {
-        evidence.is_dropped_unread()
+        evidence.is_gone_unread()
             && !self.body_discarded
             && (evidence.is_handed_over() || !self.has_waited)
     }
@@ -100,7 +100,7 @@ impl Watch {
         self.body_discarded |= self
             .evidence
             .as_ref()
-            .is_some_and(|evidence| evidence.is_dropped_unread());
+            .is_some_and(|evidence| evidence.is_gone_unread());
     }
 }
 
