@@ -1553,15 +1553,22 @@ impl Middleware for Trails {
 }
 
 #[tokio::test(start_paused = true)]
-async fn trailers_come_through_under_a_deadline() {
+async fn trailers_come_through_a_deadline_and_a_buffer() {
     use http_body_util::BodyExt as _;
-    let client = ClientBuilder::new(plain_http())
-        .with(build(plain_builder().deadline(secs(2))))
-        .with(Trails)
-        .build();
-    let answer = client.get(URL).send().await.expect("an answer");
-    let body = http::Response::<reqwest::Body>::from(answer).into_body();
-    let read = body.collect().await.expect("the body");
-    assert_eq!(read.trailers().expect("trailers")["x-checksum"], "17");
-    assert_eq!(read.to_bytes(), "why");
+    let layers = [
+        plain_builder().deadline(secs(2)),
+        plain_builder().buffer_response(3),
+        plain_builder().buffer_response(2),
+    ];
+    for layer in layers {
+        let client = ClientBuilder::new(plain_http())
+            .with(build(layer))
+            .with(Trails)
+            .build();
+        let answer = client.get(URL).send().await.expect("an answer");
+        let body = http::Response::<reqwest::Body>::from(answer).into_body();
+        let read = body.collect().await.expect("the body");
+        assert_eq!(read.trailers().expect("trailers")["x-checksum"], "17");
+        assert_eq!(read.to_bytes(), "why");
+    }
 }

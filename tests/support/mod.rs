@@ -34,6 +34,8 @@ pub enum Step {
     Answer(Duration, Answer),
     /// Takes the request, and answers this status at once with a body that never comes.
     Stall(u16),
+    /// Takes the request, and answers this status at once with a body that breaks off after some bytes.
+    Break(u16),
     /// Never gets as far as taking the request, as a name that is never resolved.
     Connect,
     /// Fails at once, without taking the request, as a closed port does.
@@ -232,13 +234,14 @@ impl Middleware for Server {
         lock(&self.seen).push(seen);
         match step {
             Step::Hang | Step::Connect => std::future::pending().await,
-            Step::Stall(status) => Ok(Response::from(
-                http::Response::builder()
-                    .status(status)
-                    .url(request.url().clone())
-                    .body(reqwest::Body::wrap(NeverComes))
-                    .expect("a valid response"),
-            )),
+            Step::Stall(status) => {
+                let body = reqwest::Body::wrap(NeverComes);
+                Ok(with_body(status, request.url(), body))
+            }
+            Step::Break(status) => {
+                let body = reqwest::Body::wrap(BreaksOff(Some(Bytes::from_static(b"wh"))));
+                Ok(with_body(status, request.url(), body))
+            }
             Step::Fail(error) | Step::Refuse(error) => Err(error.into()),
             Step::Answer(after, answer) => {
                 tokio::time::sleep(after).await;
@@ -264,6 +267,29 @@ impl Answer {
             );
         }
         Response::from(response)
+    }
+}
+
+fn with_body(status: u16, url: &reqwest::Url, body: reqwest::Body) -> Response {
+    let response = http::Response::builder().status(status).url(url.clone());
+    Response::from(response.body(body).expect("a valid response"))
+}
+
+/// A body of which the end never comes, but an error.
+struct BreaksOff(Option<Bytes>);
+
+impl http_body::Body for BreaksOff {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+        Poll::Ready(Some(match self.0.take() {
+            Some(bytes) => Ok(http_body::Frame::data(bytes)),
+            None => Err(std::io::ErrorKind::ConnectionReset.into()),
+        }))
     }
 }
 
