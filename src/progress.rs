@@ -49,6 +49,9 @@ impl Progress {
         handle: Option<ReportHandle>,
         started: Instant,
     ) -> Self {
+        if let Some(handle) = &handle {
+            handle.begin(None);
+        }
         Self {
             account: Account {
                 method,
@@ -199,9 +202,6 @@ impl Progress {
 
     /// Nothing was sent, since the input could not be used.
     pub(crate) fn refused(&mut self, error: InvalidInput) -> Error {
-        if let Some(handle) = &self.handle {
-            handle.begin(None);
-        }
         self.cause = Some(Cause::Invalid(error));
         self.stopped(StopReason::InvalidInput)
     }
