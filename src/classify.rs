@@ -287,14 +287,13 @@ fn is_permanent(error: &reqwest::Error, is_https: bool) -> bool {
         || error.is_body()
         || error.is_decode()
         || error.is_upgrade()
-        || (is_https && error.is_connect() && is_tls_failure(error))
+        || (error.is_connect() && is_tls_failure(error, is_https))
 }
 
-/// A certificate or protocol that the TLS library refused: at the bottom `InvalidData`, or an error
-/// that is not about I/O at all, which "no TLS compiled in" is too. A peer that hangs up or stays
-/// silent is an I/O error of another kind; a timeout, a name that does not resolve or a proxy that
-/// opens no tunnel is neither.
-fn is_tls_failure(error: &reqwest::Error) -> bool {
+/// A certificate or protocol that the TLS library refused. rustls puts `InvalidData` at the bottom.
+/// native-tls, and "no TLS compiled in", are not about I/O at all, so there everything else that is
+/// not has to be told apart. A peer that hangs up or stays silent is an I/O error of another kind.
+fn is_tls_failure(error: &reqwest::Error, is_https: bool) -> bool {
     if error.is_timeout() || error.is_dns() {
         return false;
     }
@@ -303,13 +302,16 @@ fn is_tls_failure(error: &reqwest::Error) -> bool {
         .last();
     match deepest {
         Some(error) => error.kind() == io::ErrorKind::InvalidData,
-        None => !causes(error).any(is_tunnel_failure),
+        None => is_https && !causes(error).any(may_pass),
     }
 }
 
-/// hyper-util keeps the type of this error to itself.
-fn is_tunnel_failure(cause: &(dyn StdError + 'static)) -> bool {
-    cause.to_string().starts_with("tunnel error")
+/// Failures to connect that another try may not meet: of a proxy, or of another request's attempt to
+/// make the connection that this one waited for. hyper-util keeps their types to itself.
+fn may_pass(cause: &(dyn StdError + 'static)) -> bool {
+    const TEXTS: [&str; 3] = ["tunnel error", "SOCKS error", "request was canceled"];
+    let text = cause.to_string();
+    TEXTS.iter().any(|known| text.starts_with(known))
 }
 
 /// hyper gave the request back before it was written to a connection.

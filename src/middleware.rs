@@ -40,10 +40,11 @@ use crate::watch::{Sent, Watch};
 ///
 /// # Cancel safety
 ///
-/// Dropping the future of a request ends the operation at once: nothing is sent after it, no timer
+/// Dropping the future of a request ends the operation at once: no attempt starts after it, no timer
 /// stays, a token reserved for an attempt that had not started goes back to the budget. An attempt
-/// in the air is abandoned, which does not undo what the server does with it: what is known then is
-/// in the request's [`ReportHandle`](crate::ReportHandle).
+/// in the air is abandoned, which does not undo what the server does with it, nor what a connection
+/// does that has it in hand (an HTTP/2 connection may send it once a stream is free). What is known
+/// then is in the request's [`ReportHandle`](crate::ReportHandle).
 #[derive(Clone, Debug)]
 pub struct RetryMiddleware {
     settings: Arc<Settings>,

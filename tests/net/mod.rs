@@ -8,8 +8,11 @@
     reason = "each test binary uses its own part of this module"
 )]
 
+pub mod call;
+pub mod gate;
 #[cfg(feature = "http2")]
 pub mod http2;
+pub mod raw;
 
 use std::collections::{HashSet, VecDeque};
 use std::future::Future;
@@ -241,6 +244,10 @@ impl Wire {
         let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
         *lock(&shared.accepting) = Some(accepting);
         Self { address, shared }
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     pub fn url(&self, path: &str) -> String {
