@@ -11,8 +11,8 @@ use crate::deadline::{Deadline, DeadlineScope};
 use crate::invalid::InvalidInput;
 use crate::key::KeyContract;
 use crate::middleware::RetryMiddleware;
-use crate::operation::{at_least_one, attempt_timeout};
-use crate::policy::{Backoff, Limits, Pacing, RetryBudget};
+use crate::policy::{Backoff, Limits, Pacing, RetryBudget, at_least_one, attempt_timeout};
+use crate::settings::Settings;
 
 /// One send and two repeats: the third repeat of a request that failed three times rarely helps,
 /// and every one is load on a service that is failing.
@@ -20,32 +20,6 @@ pub(crate) const DEFAULT_MAX_ATTEMPTS: u32 = 3;
 
 /// Longer waits belong to a job queue, not to a caller that waits.
 pub(crate) const DEFAULT_MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
-
-/// The checked settings of a middleware.
-#[derive(Clone, Debug)]
-pub(crate) struct Settings {
-    pub(crate) limits: Limits,
-    pub(crate) pacing: Pacing,
-    pub(crate) deadline: Option<Deadline>,
-    pub(crate) scope: DeadlineScope,
-    pub(crate) budget: Option<Arc<RetryBudget>>,
-    pub(crate) contract: Option<KeyContract>,
-    pub(crate) rules: Rules,
-    pub(crate) buffer_request: Option<usize>,
-    pub(crate) buffer_response: Option<usize>,
-    pub(crate) send_tracking: bool,
-    pub(crate) client_is_prepared: bool,
-    pub(crate) clock: Clock,
-    /// What a key is carried by where there is no contract.
-    bare: KeyContract,
-}
-
-impl Settings {
-    /// How a key is read and written, contract or not.
-    pub(crate) fn key_header(&self) -> &KeyContract {
-        self.contract.as_ref().unwrap_or(&self.bare)
-    }
-}
 
 /// Sets up a [`RetryMiddleware`].
 ///

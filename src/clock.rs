@@ -47,6 +47,14 @@ pub(crate) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
+/// How something that was waited for has ended.
+#[derive(Debug)]
+pub(crate) enum Bounded<T> {
+    Done(T),
+    TimedOut,
+    Cancelled,
+}
+
 /// `work`, given up at `until`. Work that is done wins.
 pub(crate) fn limit<F: Future>(until: Instant, work: F) -> Timeout<F> {
     timeout_at(until.into(), work)

@@ -20,6 +20,7 @@ mod classify;
 mod clock;
 mod continuation;
 mod deadline;
+mod end;
 mod error;
 mod frames;
 mod invalid;
@@ -33,6 +34,7 @@ mod redirect;
 mod report;
 mod response_body;
 mod retry_after;
+mod settings;
 mod tracking;
 mod watch;
 

@@ -9,30 +9,29 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use http::{Extensions, StatusCode};
+use http::Extensions;
 use http_body_util::BodyExt;
-use reqwest::{Body, ClientBuilder, Response, Url};
+use reqwest::{Body, ClientBuilder, Response};
 use reqwest_middleware::{Error, Middleware, Next, Result};
 use tokio_util::sync::CancellationToken;
 
-use crate::attempt::{self, Attempt, Template};
+use crate::attempt::{Attempt, Template};
 use crate::body_factory::FreshBody;
-use crate::builder::{RetryMiddlewareBuilder, Settings};
-use crate::classify::{self, Circumstances};
-use crate::clock;
+use crate::builder::RetryMiddlewareBuilder;
+use crate::clock::{self, Bounded};
 use crate::continuation::Continuation;
-use crate::deadline::DeadlineScope;
-use crate::error::{AttemptTimeout, BodyNotMade, Cause, LastAnswer};
+use crate::end::{Answer, End};
+use crate::error::{BodyNotMade, LastAnswer};
 use crate::frames::Frames;
 use crate::invalid::InvalidInput;
 use crate::operation::{self, Operation};
-use crate::policy::{Decision, Moment, Outcome, ReplayClass, Reservation, StopReason, Verdict};
+use crate::policy::{Decision, Moment, ReplayClass, Reservation, StopReason, Verdict};
 use crate::progress::Progress;
-use crate::redirect::{self, Redirected};
-use crate::report::Failure;
-use crate::response_body::{self, Head, IncompleteBody};
+use crate::redirect;
+use crate::response_body::{Head, IncompleteBody};
+use crate::settings::Settings;
 use crate::tracking::Evidence;
-use crate::watch::{Sent, Watch};
+use crate::watch::Watch;
 
 /// The retry layer. Add it to a `reqwest_middleware::ClientBuilder` with `.with(retry)`.
 ///
@@ -125,6 +124,74 @@ impl Middleware for RetryMiddleware {
 }
 
 impl RetryMiddleware {
+    /// The loop.
+    async fn run(
+        &self,
+        operation: &mut Operation,
+        progress: &mut Progress,
+        extensions: &mut Extensions,
+        next: Next<'_>,
+    ) -> Result<Response> {
+        let budget = self.settings.budget.as_deref();
+        let mut waited: Option<Wait<'_>> = None;
+        loop {
+            let now = clock::now();
+            let admitted = match operation.call.admit(now, operation.is_cancelled()) {
+                Ok(limit) => Admitted { now, limit },
+                Err(reason) => return Err(progress.stopped(reason)),
+            };
+            let delay = waited.take().map_or(Duration::ZERO, |wait| wait.end(now));
+
+            let result = self
+                .attempt(operation, progress, extensions, &next, delay, admitted)
+                .await;
+            let end = End::of(result, &self.settings, operation, progress.watch());
+            let end = self.read_answer(end, operation, progress, admitted).await;
+            let landed = clock::now();
+            let Some(mut end) = end else {
+                return Err(progress.cancelled_in_flight(landed));
+            };
+            end.record(operation, progress, landed);
+            let End {
+                outcome, answer, ..
+            } = end;
+
+            let at = Moment {
+                now: landed,
+                draw: self.settings.clock.draw(),
+                cancelled: operation.is_cancelled(),
+            };
+            let decision = operation
+                .call
+                .decide(&outcome, &self.settings.pacing, budget, at);
+            let (delay, token) = match (decision, answer) {
+                (Decision::Wait { delay, token }, answer) => {
+                    progress.waits(delay);
+                    if let Some(answer) = answer {
+                        progress.gives_up(give_up(answer.response, landed, delay, operation).await);
+                    }
+                    (delay, token)
+                }
+                (Decision::Return(stop), Some(answer)) => {
+                    let settings = &self.settings;
+                    return Ok(answer.hand_on(stop, &outcome, settings, operation, progress));
+                }
+                (Decision::Return(stop), None) => {
+                    return Err(progress.stopped(stop.unwrap_or(StopReason::NotRetryable)));
+                }
+            };
+
+            let wake = landed.checked_add(delay);
+            if let Bounded::Cancelled =
+                bounded(pending::<()>(), wake, operation.cancel.as_ref()).await
+            {
+                drop(token);
+                return Err(progress.stopped(StopReason::Cancelled));
+            }
+            waited = Some(Wait { delay, token });
+        }
+    }
+
     /// Reads a streamed request body, if that is wanted and of use.
     async fn read_ahead(
         &self,
@@ -150,74 +217,6 @@ impl RetryMiddleware {
             Bounded::Done(Err(error)) => Err(progress.unreadable(error)),
             Bounded::TimedOut => Err(progress.stopped(StopReason::DeadlineTooClose)),
             Bounded::Cancelled => Err(progress.stopped(StopReason::Cancelled)),
-        }
-    }
-}
-
-impl RetryMiddleware {
-    /// The loop.
-    async fn run(
-        &self,
-        operation: &mut Operation,
-        progress: &mut Progress,
-        extensions: &mut Extensions,
-        next: Next<'_>,
-    ) -> Result<Response> {
-        let budget = self.settings.budget.as_deref();
-        let mut waited: Option<Wait<'_>> = None;
-        loop {
-            let now = clock::now();
-            let admitted = match operation.call.admit(now, operation.is_cancelled()) {
-                Ok(limit) => Admitted { now, limit },
-                Err(reason) => return Err(progress.stopped(reason)),
-            };
-            let delay = waited.take().map_or(Duration::ZERO, |wait| wait.end(now));
-
-            let result = self
-                .attempt(operation, progress, extensions, &next, delay, admitted)
-                .await;
-            let end = self.classify(operation, progress, result);
-            let end = self.read_answer(end, operation, progress, admitted).await;
-            let landed = clock::now();
-            let Some(End {
-                outcome, answer, ..
-            }) = record(end, operation, progress, landed)
-            else {
-                return Err(progress.cancelled_in_flight(landed));
-            };
-
-            let at = Moment {
-                now: landed,
-                draw: self.settings.clock.draw(),
-                cancelled: operation.is_cancelled(),
-            };
-            let decision = operation
-                .call
-                .decide(&outcome, &self.settings.pacing, budget, at);
-            let (delay, token) = match (decision, answer) {
-                (Decision::Wait { delay, token }, answer) => {
-                    progress.waits(delay);
-                    if let Some(answer) = answer {
-                        progress.gives_up(give_up(answer.response, landed, delay, operation).await);
-                    }
-                    (delay, token)
-                }
-                (Decision::Return(stop), Some(answer)) => {
-                    return Ok(self.hand_on(answer, stop, &outcome, operation, progress));
-                }
-                (Decision::Return(stop), None) => {
-                    return Err(progress.stopped(stop.unwrap_or(StopReason::NotRetryable)));
-                }
-            };
-
-            let wake = landed.checked_add(delay);
-            if let Bounded::Cancelled =
-                bounded(pending::<()>(), wake, operation.cancel.as_ref()).await
-            {
-                drop(token);
-                return Err(progress.stopped(StopReason::Cancelled));
-            }
-            waited = Some(Wait { delay, token });
         }
     }
 
@@ -283,10 +282,13 @@ impl RetryMiddleware {
         next: &Next<'_>,
         until: Option<Instant>,
     ) -> Bounded<Result<Response>> {
-        let Some(target) = self.redirect_target(&answer, watch, operation, until) else {
+        let now = clock::now();
+        let left = until.map(|until| until.saturating_duration_since(now));
+        let target = operation.redirect_target(&answer, watch, &self.settings, left);
+        let Some(target) = target else {
             return Bounded::Done(Ok(answer));
         };
-        let time_left = operation.call.time_left(clock::now());
+        let time_left = operation.call.time_left(now);
         let Some(request) = operation.template.request(false, None, None, time_left) else {
             return Bounded::Done(Ok(answer));
         };
@@ -294,71 +296,6 @@ impl RetryMiddleware {
         watch.note_moved(target);
         let run = watch.over(next.clone().run(request, extensions));
         bounded(run, until, operation.cancel.as_ref()).await
-    }
-
-    /// Where the attempt is to be sent once more, if there is anything to follow and time for it.
-    fn redirect_target(
-        &self,
-        answer: &Response,
-        watch: &Watch,
-        operation: &Operation,
-        until: Option<Instant>,
-    ) -> Option<Url> {
-        let (call, identity) = (&operation.call, &operation.identity);
-        let is_unsafe = call.replay == ReplayClass::Unsafe;
-        let target = attempt::wants_the_body_at(answer, identity, is_unsafe)?;
-        let is_confined = self.settings.client_is_prepared && watch.hops().is_confined();
-        let stays = !is_confined || target.origin() == identity.url.origin();
-        let left = until.map(|until| until.saturating_duration_since(clock::now()));
-        let is_in_time = left.is_none_or(|left| left >= call.limits.least_attempt());
-        (stays && is_in_time && !operation.is_cancelled()).then_some(target)
-    }
-
-    /// What the attempt's end means. `None`: the caller cancelled it.
-    fn classify(
-        &self,
-        operation: &Operation,
-        progress: &Progress,
-        result: Bounded<Result<Response>>,
-    ) -> Option<End> {
-        let call = &operation.call;
-        let watch = progress.watch();
-        let client_tells = self.settings.client_is_prepared;
-        let redirected = watch.map_or(Redirected::Unknown, |watch| {
-            watch.hops().redirected(client_tells)
-        });
-        let mut on = Circumstances {
-            replay: call.replay,
-            maybe_applied: call.maybe_applied(),
-            redirected,
-            sent: watch.map_or(Sent::Untracked, Watch::sent),
-        };
-        match result {
-            Bounded::Cancelled => None,
-            Bounded::TimedOut => {
-                let (outcome, failure) = classify::timeout(on);
-                let cause = Cause::Timeout(AttemptTimeout);
-                Some(End::failed(outcome, failure, cause))
-            }
-            Bounded::Done(Err(error)) => {
-                let is_https = operation.identity.url.scheme() == "https";
-                let (outcome, failure) = classify::error(&error, is_https, on);
-                Some(End::failed(outcome, failure, Cause::from(error)))
-            }
-            Bounded::Done(Ok(answer)) => {
-                let target = watch.and_then(Watch::moved_to);
-                let ours = [Some(&operation.identity.url), target];
-                let is_ours = |url| redirect::is_same_url(answer.url(), url);
-                let is_noted = !matches!(redirected, Redirected::No | Redirected::Unknown);
-                if !is_noted && !ours.into_iter().flatten().any(is_ours) {
-                    on.redirected = Redirected::Changed;
-                }
-                let Settings { rules, clock, .. } = &*self.settings;
-                let wall = || clock.wall();
-                let outcome = rules.answer(answer.status(), answer.headers(), wall, on);
-                Some(End::answered(outcome, answer))
-            }
-        }
     }
 
     /// Reads the body of an answer that would be handed on, within the attempt's limit, if that is
@@ -405,95 +342,9 @@ impl RetryMiddleware {
             headers: head.parts().headers.clone(),
             body: None,
         });
-        end.outcome.verdict = Verdict::Retryable;
-        end.failure = Some((Failure::Body, Cause::Incomplete(incomplete)));
+        end.breaks_off(incomplete);
         Some(end)
     }
-
-    /// The final answer, with its body ending at the deadline, and what is to be told of it.
-    fn hand_on(
-        &self,
-        answer: Answer,
-        stop: Option<StopReason>,
-        outcome: &Outcome,
-        operation: &Operation,
-        progress: &mut Progress,
-    ) -> Response {
-        let Answer { response, is_whole } = answer;
-        if let Some(budget) = &self.settings.budget
-            && classify::earns(response.status(), outcome)
-        {
-            budget.earn(clock::now());
-        }
-        let deadline = match self.settings.scope {
-            DeadlineScope::Body => operation.call.deadline,
-            DeadlineScope::Headers => None,
-        };
-        let mut response = match is_whole {
-            true => response,
-            false => response_body::guard(response, deadline),
-        };
-        if let Some(key) = &operation.key {
-            response.extensions_mut().insert(key.clone());
-        }
-        if let Some(report) = progress.answered(stop) {
-            response.extensions_mut().insert(report);
-        }
-        response
-    }
-}
-
-/// How an attempt ended, and what that means.
-struct End {
-    outcome: Outcome,
-    status: Option<StatusCode>,
-    failure: Option<(Failure, Cause)>,
-    answer: Option<Answer>,
-}
-
-/// An answer in hand.
-struct Answer {
-    response: Response,
-    /// Its body has been read, and is part of it.
-    is_whole: bool,
-}
-
-impl End {
-    fn failed(outcome: Outcome, failure: Failure, cause: Cause) -> Self {
-        Self {
-            outcome,
-            status: None,
-            failure: Some((failure, cause)),
-            answer: None,
-        }
-    }
-
-    fn answered(outcome: Outcome, response: Response) -> Self {
-        Self {
-            outcome,
-            status: Some(response.status()),
-            failure: None,
-            answer: Some(Answer {
-                response,
-                is_whole: false,
-            }),
-        }
-    }
-}
-
-/// Books the end of an attempt with the core and the account.
-fn record(
-    end: Option<End>,
-    operation: &mut Operation,
-    progress: &mut Progress,
-    now: Instant,
-) -> Option<End> {
-    let mut end = end?;
-    let call = &mut operation.call;
-    call.record(&end.outcome);
-    let failure = end.failure.take();
-    progress.attempt_ends(&end.outcome, end.status, failure, call.certainty(), now);
-    Some(end)
 }
 
 /// The body of the coming attempt, where the request has a factory for it.
@@ -538,13 +389,6 @@ impl Wait<'_> {
         self.token.spend(now);
         self.delay
     }
-}
-
-/// How something that was waited for has ended.
-enum Bounded<T> {
-    Done(T),
-    TimedOut,
-    Cancelled,
 }
 
 /// Waits for `work` until `until`, or until the caller cancels. Work that is done wins over both.

@@ -6,14 +6,18 @@ use std::time::{Duration, Instant};
 use http::{Extensions, HeaderMap, Method};
 use tokio_util::sync::CancellationToken;
 
-use crate::attempt::Template;
-use crate::builder::Settings;
+use reqwest::{Response, Url};
+
+use crate::attempt::{Template, wants_the_body_at};
+
 use crate::continuation::{Continuation, Identity, State};
 use crate::deadline::Deadline;
 use crate::invalid::InvalidInput;
 use crate::key::{IdempotencyKey, KeyContract};
-use crate::policy::{Call, Limits, ReplayClass};
+use crate::policy::{Call, Limits, ReplayClass, at_least_one, attempt_timeout};
 use crate::redirect::Hops;
+use crate::settings::Settings;
+use crate::watch::Watch;
 
 /// The caller's word on whether repeating the request is the same as sending it once: a request
 /// extension.
@@ -91,21 +95,6 @@ impl RetryOverride {
     }
 }
 
-pub(crate) fn at_least_one(attempts: u32) -> Result<u32, InvalidInput> {
-    match attempts {
-        0 => Err(InvalidInput::new("max_attempts", "must be at least 1")),
-        attempts => Ok(attempts),
-    }
-}
-
-pub(crate) fn attempt_timeout(timeout: Duration) -> Result<Option<Duration>, InvalidInput> {
-    match timeout {
-        Duration::ZERO => Err(InvalidInput::new("attempt_timeout", "must not be zero")),
-        Duration::MAX => Ok(None),
-        timeout => Ok(Some(timeout)),
-    }
-}
-
 /// One intent of the caller, identified.
 #[derive(Debug)]
 pub(crate) struct Operation {
@@ -178,6 +167,23 @@ impl Operation {
     pub(crate) fn no_hops_yet(&self) -> Hops {
         let is_confined = matches!(self.call.replay, ReplayClass::Keyed | ReplayClass::Unsafe);
         Hops::none_yet(is_confined, self.identity.method == Method::POST)
+    }
+
+    /// Where an attempt that was answered so is to be sent once more: a redirect that reqwest would
+    /// have followed with the body, while there is time for it.
+    pub(crate) fn redirect_target(
+        &self,
+        answer: &Response,
+        watch: &Watch,
+        settings: &Settings,
+        left: Option<Duration>,
+    ) -> Option<Url> {
+        let is_unsafe = self.call.replay == ReplayClass::Unsafe;
+        let target = wants_the_body_at(answer, &self.identity, is_unsafe)?;
+        let is_confined = settings.client_is_prepared && watch.hops().is_confined();
+        let stays = !is_confined || target.origin() == self.identity.url.origin();
+        let is_in_time = left.is_none_or(|left| left >= self.call.limits.least_attempt());
+        (stays && is_in_time && !self.is_cancelled()).then_some(target)
     }
 
     /// Puts the key into the request that all attempts are copies of.

@@ -42,3 +42,18 @@ impl Limits {
 
 /// A request given less than this is sent and then abandoned, so it is not sent at all.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(1);
+
+pub(crate) fn at_least_one(attempts: u32) -> Result<u32, InvalidInput> {
+    match attempts {
+        0 => Err(InvalidInput::new("max_attempts", "must be at least 1")),
+        attempts => Ok(attempts),
+    }
+}
+
+pub(crate) fn attempt_timeout(timeout: Duration) -> Result<Option<Duration>, InvalidInput> {
+    match timeout {
+        Duration::ZERO => Err(InvalidInput::new("attempt_timeout", "must not be zero")),
+        Duration::MAX => Ok(None),
+        timeout => Ok(Some(timeout)),
+    }
+}

@@ -24,7 +24,7 @@ pub use self::budget::{RetryBudget, RetryBudgetBuilder};
 pub(crate) use self::call::Call;
 pub use self::certainty::Certainty;
 pub(crate) use self::decide::{Decision, Moment};
-pub(crate) use self::limits::Limits;
+pub(crate) use self::limits::{Limits, at_least_one, attempt_timeout};
 pub use self::stop::StopReason;
 
 /// On what ground an operation may be repeated (RFC 9110 §9.2.2).

@@ -1,0 +1,168 @@
+//! How an attempt ended, and what that means.
+
+use std::time::Instant;
+
+use http::StatusCode;
+use reqwest::Response;
+use reqwest_middleware::Result;
+
+use crate::classify::{self, Circumstances};
+use crate::clock::{self, Bounded};
+use crate::deadline::DeadlineScope;
+use crate::error::{AttemptTimeout, Cause};
+use crate::operation::Operation;
+use crate::policy::{Outcome, StopReason, Verdict};
+use crate::progress::Progress;
+use crate::redirect::{self, Redirected};
+use crate::report::Failure;
+use crate::response_body::{self, IncompleteBody};
+use crate::settings::Settings;
+use crate::watch::{Sent, Watch};
+
+/// The end of an attempt: an answer, a failure, or an answer whose body failed.
+pub(crate) struct End {
+    pub(crate) outcome: Outcome,
+    pub(crate) answer: Option<Answer>,
+    status: Option<StatusCode>,
+    failure: Option<(Failure, Cause)>,
+}
+
+/// An answer in hand.
+pub(crate) struct Answer {
+    pub(crate) response: Response,
+    /// Its body has been read, and is part of it.
+    pub(crate) is_whole: bool,
+}
+
+impl End {
+    /// Reads what came back. `None`: the caller cancelled the attempt.
+    pub(crate) fn of(
+        result: Bounded<Result<Response>>,
+        settings: &Settings,
+        operation: &Operation,
+        watch: Option<&Watch>,
+    ) -> Option<Self> {
+        let call = &operation.call;
+        let mut on = Circumstances {
+            replay: call.replay,
+            maybe_applied: call.maybe_applied(),
+            redirected: watch.map_or(Redirected::Unknown, |watch| {
+                watch.hops().redirected(settings.client_is_prepared)
+            }),
+            sent: watch.map_or(Sent::Untracked, Watch::sent),
+        };
+        match result {
+            Bounded::Cancelled => None,
+            Bounded::TimedOut => {
+                let (outcome, failure) = classify::timeout(on);
+                let cause = Cause::Timeout(AttemptTimeout);
+                Some(Self::failed(outcome, failure, cause))
+            }
+            Bounded::Done(Err(error)) => {
+                let is_https = operation.identity.url.scheme() == "https";
+                let (outcome, failure) = classify::error(&error, is_https, on);
+                Some(Self::failed(outcome, failure, Cause::from(error)))
+            }
+            Bounded::Done(Ok(response)) => {
+                if !is_to_our_url(&response, operation, watch, on.redirected) {
+                    on.redirected = Redirected::Changed;
+                }
+                let Settings { rules, clock, .. } = settings;
+                let (status, headers) = (response.status(), response.headers());
+                let outcome = rules.answer(status, headers, || clock.wall(), on);
+                Some(Self::answered(outcome, response))
+            }
+        }
+    }
+
+    fn failed(outcome: Outcome, failure: Failure, cause: Cause) -> Self {
+        Self {
+            outcome,
+            answer: None,
+            status: None,
+            failure: Some((failure, cause)),
+        }
+    }
+
+    fn answered(outcome: Outcome, response: Response) -> Self {
+        Self {
+            outcome,
+            status: Some(response.status()),
+            answer: Some(Answer {
+                response,
+                is_whole: false,
+            }),
+            failure: None,
+        }
+    }
+
+    /// The answer's body broke off while it was read within the attempt. What the head has proved
+    /// stays proved.
+    pub(crate) fn breaks_off(&mut self, incomplete: IncompleteBody) {
+        self.outcome.verdict = Verdict::Retryable;
+        self.failure = Some((Failure::Body, Cause::Incomplete(incomplete)));
+    }
+
+    /// Books it with the core and the account.
+    pub(crate) fn record(
+        &mut self,
+        operation: &mut Operation,
+        progress: &mut Progress,
+        now: Instant,
+    ) {
+        let call = &mut operation.call;
+        call.record(&self.outcome);
+        let failure = self.failure.take();
+        progress.attempt_ends(&self.outcome, self.status, failure, call.certainty(), now);
+    }
+}
+
+/// Whether the answer comes from where our request went, as far as its URL shows. Hops that are known
+/// of say more than that.
+fn is_to_our_url(
+    response: &Response,
+    operation: &Operation,
+    watch: Option<&Watch>,
+    redirected: Redirected,
+) -> bool {
+    let is_noted = !matches!(redirected, Redirected::No | Redirected::Unknown);
+    let moved_to = watch.and_then(Watch::moved_to);
+    let mut ours = [Some(&operation.identity.url), moved_to]
+        .into_iter()
+        .flatten();
+    is_noted || ours.any(|url| redirect::is_same_url(response.url(), url))
+}
+
+impl Answer {
+    /// The final answer, with its body guarded and with what is to be told of the operation.
+    pub(crate) fn hand_on(
+        self,
+        stop: Option<StopReason>,
+        outcome: &Outcome,
+        settings: &Settings,
+        operation: &Operation,
+        progress: &mut Progress,
+    ) -> Response {
+        let Self { response, is_whole } = self;
+        if let Some(budget) = &settings.budget
+            && classify::earns(response.status(), outcome)
+        {
+            budget.earn(clock::now());
+        }
+        let deadline = match settings.scope {
+            DeadlineScope::Body => operation.call.deadline,
+            DeadlineScope::Headers => None,
+        };
+        let mut response = match is_whole {
+            true => response,
+            false => response_body::guard(response, deadline),
+        };
+        if let Some(key) = &operation.key {
+            response.extensions_mut().insert(key.clone());
+        }
+        if let Some(report) = progress.answered(stop) {
+            response.extensions_mut().insert(report);
+        }
+        response
+    }
+}
