@@ -187,6 +187,8 @@ fn answer_certainty(
             | StatusCode::FOUND,
             _,
         ) => Certainty::Unknown,
+        // Of a key: its first request, which may be an earlier operation's of ours, is still running.
+        (StatusCode::LOCKED, _) if on.replay == ReplayClass::Keyed => Certainty::Unknown,
         _ => Certainty::Answered,
     }
 }

@@ -363,6 +363,12 @@ async fn answers_say_what_to_do_next() {
         );
         assert_eq!(next_step(status, false).await, confirm(None), "{status}");
     }
+    // "Locked" is "still running" of a key, and a refusal of anything else.
+    let confirm = NextStep::ConfirmOutcome {
+        key: Some(key("order-17")),
+    };
+    assert_eq!(next_step(423, true).await, confirm);
+    assert_eq!(next_step(423, false).await, NextStep::FixRequest);
     let handle = ReportHandle::new();
     let server = Server::always(500);
     let client = server.client([build(plain_builder())]);
