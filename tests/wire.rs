@@ -891,6 +891,40 @@ mod http2 {
     }
 
     #[tokio::test]
+    async fn statuses_prove_the_same_in_both_versions() {
+        let (answered, unknown) = (Certainty::Answered, Certainty::Unknown);
+        for (status, unkeyed, keyed) in [
+            (201, answered, answered),
+            (422, answered, answered),
+            (423, answered, unknown),
+            (425, Certainty::NotProcessed, Certainty::NotProcessed),
+            (408, unknown, unknown),
+            (409, unknown, unknown),
+            (500, unknown, unknown),
+            (503, unknown, unknown),
+        ] {
+            for (call, expected) in [(Call::Post, unkeyed), (Call::KeyedPost, keyed)] {
+                let once = || retry().max_attempts(1).client_is_prepared(true);
+                let one = Wire::script([answer(status)]).await;
+                let told = send(call.to(&over(plain_http(), once()), &one.url("/orders"))).await;
+                assert_eq!(
+                    told.report.certainty(),
+                    expected,
+                    "HTTP/1.1, {status} {call:?}"
+                );
+                let two = Http2::script([Reply::Status(status)]).await;
+                let told = send(call.to(&over(http(), once()), &two.url("/orders"))).await;
+                assert_eq!(
+                    told.report.certainty(),
+                    expected,
+                    "HTTP/2, {status} {call:?}"
+                );
+                assert_eq!((one.requests().len(), two.requests().len()), (1, 1));
+            }
+        }
+    }
+
+    #[tokio::test]
     async fn a_goaway_below_the_stream_says_that_it_was_not_processed() {
         for call in Call::ALL {
             let replies = [Reply::GoAway(0, h2::Reason::NO_ERROR), Reply::Status(200)];
