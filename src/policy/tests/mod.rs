@@ -3,6 +3,7 @@
 mod backoff;
 mod budget;
 mod call;
+mod limits;
 mod operations;
 mod oracle;
 mod plan;
