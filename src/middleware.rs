@@ -116,7 +116,7 @@ impl Middleware for RetryMiddleware {
                 let result = self
                     .run(&mut operation, &mut progress, extensions, next)
                     .await;
-                operation.mark(extensions);
+                operation.leave_mark(extensions);
                 result
             }
         }

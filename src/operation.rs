@@ -193,6 +193,13 @@ impl Operation {
         }
     }
 
+    /// Leaves the mark behind for a later run with the same map, if a layer has cleared it away.
+    pub(crate) fn leave_mark(&self, extensions: &mut Extensions) {
+        if Continuation::in_map(extensions).is_none() {
+            self.mark(extensions);
+        }
+    }
+
     /// Puts into the map what lower layers may read and a later run with it must find. Done before
     /// every attempt, since a layer may clear the map.
     pub(crate) fn mark(&self, extensions: &mut Extensions) {
