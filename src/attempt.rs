@@ -114,6 +114,11 @@ impl Template {
         })
     }
 
+    /// The request without its body.
+    pub(crate) fn head(&self) -> Option<&Request> {
+        self.request.as_ref()
+    }
+
     pub(crate) fn headers(&self) -> Option<&HeaderMap> {
         self.request.as_ref().map(Request::headers)
     }

@@ -10,9 +10,10 @@ use crate::clock::Clock;
 use crate::deadline::{Deadline, DeadlineScope};
 use crate::invalid::InvalidInput;
 use crate::key::KeyContract;
+use crate::load::LoadControl;
 use crate::middleware::RetryMiddleware;
 use crate::policy::{Backoff, Limits, Pacing, RetryBudget, at_least_one, attempt_timeout};
-use crate::settings::Settings;
+use crate::settings::{self, Settings};
 
 /// One send and two repeats: the third repeat of a request that failed three times rarely helps,
 /// and every one is load on a service that is failing.
@@ -56,18 +57,22 @@ pub struct RetryMiddlewareBuilder {
     backoff: Backoff,
     max_retry_after: Duration,
     budget: Budget,
+    load: Option<Arc<LoadControl>>,
     contract: Option<KeyContract>,
     rules: Rules,
     buffer_request: Option<usize>,
     buffer_response: Option<usize>,
     send_tracking: bool,
     client_is_prepared: bool,
+    attempt_header: Option<HeaderName>,
+    sidecar_retries: bool,
     clock: Clock,
 }
 
 #[derive(Clone, Debug)]
 enum Budget {
-    /// One of its own for each middleware that is built.
+    /// That of the operation's key where there is load control, otherwise one of its own for each
+    /// middleware that is built.
     Own,
     Shared(Arc<RetryBudget>),
     None,
@@ -85,12 +90,15 @@ impl Default for RetryMiddlewareBuilder {
             backoff: Backoff::default(),
             max_retry_after: DEFAULT_MAX_RETRY_AFTER,
             budget: Budget::Own,
+            load: None,
             contract: None,
             rules: Rules::default(),
             buffer_request: None,
             buffer_response: None,
             send_tracking: true,
             client_is_prepared: false,
+            attempt_header: None,
+            sidecar_retries: true,
             clock: Clock::default(),
         }
     }
@@ -151,8 +159,9 @@ impl RetryMiddlewareBuilder {
         self
     }
 
-    /// The budget that retries are paid from. Give the same `Arc` to every client of a service.
-    /// Default: one of its own, [`RetryBudget::default`].
+    /// The one budget that all retries are paid from. Give the same `Arc` to every client of a service.
+    /// Default: the budget of each operation's key in [`load_control`](Self::load_control), or without
+    /// that one of its own, [`RetryBudget::default`].
     pub fn budget(mut self, budget: Arc<RetryBudget>) -> Self {
         self.budget = Budget::Shared(budget);
         self
@@ -161,6 +170,13 @@ impl RetryMiddlewareBuilder {
     /// Retries are bounded by attempts and deadline only.
     pub fn without_budget(mut self) -> Self {
         self.budget = Budget::None;
+        self
+    }
+
+    /// What operations share host by host: budget, pushback, breaker, concurrency limit. Give the same
+    /// `Arc` to all clients. Default: none.
+    pub fn load_control(mut self, load: Arc<LoadControl>) -> Self {
+        self.load = Some(load);
         self
     }
 
@@ -225,6 +241,32 @@ impl RetryMiddlewareBuilder {
     /// ones are `x-should-retry` and `stripe-should-retry`.
     pub fn veto_header(mut self, name: HeaderName) -> Self {
         self.rules.veto = Some(name);
+        self
+    }
+
+    /// Headers by which a server, or a proxy before it, asks not to be called again for this request:
+    /// any value but `false` and `0` ends the operation with
+    /// [`ServerVeto`](crate::StopReason::ServerVeto). Default: none. `x-envoy-overloaded` is one; a
+    /// service of your own that has used up its retries further down can send another.
+    pub fn no_retry_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.rules.no_retry = names.into_iter().collect();
+        self
+    }
+
+    /// Sends the number of the attempt in this header, `1` for the first, so that a server can tell
+    /// repeats and refuse those first. Default: none. Common ones are `x-envoy-attempt-count` and
+    /// `x-retry-attempt`.
+    pub fn attempt_header(mut self, name: HeaderName) -> Self {
+        self.attempt_header = Some(name);
+        self
+    }
+
+    /// Whether a sidecar may repeat requests by itself. `false` sends `x-envoy-max-retries: 0`, which
+    /// [Envoy](https://www.envoyproxy.io/docs/envoy/latest/configuration/http/http_filters/router_filter#x-envoy-max-retries)
+    /// and the meshes built on it heed from callers they trust; a header of your own is left as it
+    /// is. Default: yes, nothing is sent.
+    pub fn sidecar_retries(mut self, allowed: bool) -> Self {
+        self.sidecar_retries = allowed;
         self
     }
 
@@ -314,16 +356,20 @@ impl RetryMiddlewareBuilder {
             deadline: deadline.map(Deadline::after),
             scope: self.scope,
             budget: match self.budget {
-                Budget::Own => Some(Arc::default()),
-                Budget::Shared(budget) => Some(budget),
-                Budget::None => None,
+                Budget::Own if self.load.is_some() => settings::Budget::OfKey,
+                Budget::Own => settings::Budget::One(Arc::default()),
+                Budget::Shared(budget) => settings::Budget::One(budget),
+                Budget::None => settings::Budget::None,
             },
+            load: self.load,
             contract: self.contract,
             rules: self.rules,
             buffer_request: self.buffer_request,
             buffer_response: self.buffer_response,
             send_tracking: self.send_tracking,
             client_is_prepared: self.client_is_prepared,
+            attempt_header: self.attempt_header,
+            sidecar_retries: self.sidecar_retries,
             clock: self.clock,
             bare: KeyContract::default(),
         }))

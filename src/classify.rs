@@ -9,8 +9,8 @@ use std::time::SystemTime;
 use http::{HeaderMap, HeaderName, StatusCode};
 use reqwest_middleware::Error;
 
-use crate::error::BodyNotMade;
-use crate::policy::{Certainty, Outcome, ReplayClass, Verdict};
+use crate::error::{BodyNotMade, RetryErrorExt};
+use crate::policy::{Certainty, Health, Outcome, ReplayClass, StopReason, Verdict};
 use crate::redirect::Redirected;
 use crate::report::Failure;
 use crate::retry_after::requested_wait;
@@ -50,6 +50,7 @@ pub(crate) struct Rules {
     pub(crate) wait_for_conflict: bool,
     pub(crate) retry_after_ms: Vec<HeaderName>,
     pub(crate) veto: Option<HeaderName>,
+    pub(crate) no_retry: Vec<HeaderName>,
 }
 
 impl Default for Rules {
@@ -61,6 +62,7 @@ impl Default for Rules {
             wait_for_conflict: false,
             retry_after_ms: Vec::new(),
             veto: None,
+            no_retry: Vec::new(),
         }
     }
 }
@@ -73,6 +75,7 @@ impl fmt::Debug for Rules {
             .field("wait_for_conflict", &self.wait_for_conflict)
             .field("retry_after_ms", &self.retry_after_ms)
             .field("veto", &self.veto)
+            .field("no_retry", &self.no_retry)
             .finish_non_exhaustive()
     }
 }
@@ -84,6 +87,8 @@ pub(crate) struct Circumstances {
     /// An attempt before this one may have been carried out.
     pub(crate) maybe_applied: bool,
     pub(crate) redirected: Redirected,
+    /// The answer comes from another host than the request went to.
+    pub(crate) left_host: bool,
     pub(crate) sent: Sent,
 }
 
@@ -100,19 +105,36 @@ impl Rules {
         let wish = self.veto.as_ref().and_then(|name| headers.get(name));
         let permits = wish.is_some_and(|value| value == "true") && !is_success(status);
         let retryable = permits || class.is_some_and(|class| class != StatusClass::Final);
+        let verdict = match class {
+            _ if retryable => Verdict::Retryable,
+            None => Verdict::Done,
+            Some(_) => Verdict::Final,
+        };
+        let retry_after = retryable
+            .then(|| requested_wait(headers, &self.retry_after_ms, wall))
+            .flatten();
         Outcome {
-            verdict: match class {
-                _ if retryable => Verdict::Retryable,
-                None => Verdict::Done,
-                Some(_) => Verdict::Final,
-            },
+            verdict,
             certainty: answer_certainty(status, class, on),
             success: status.is_success() && is_to_our_request(on),
-            retry_after: retryable
-                .then(|| requested_wait(headers, &self.retry_after_ms, wall))
-                .flatten(),
-            veto: wish.is_some_and(|value| value == "false"),
+            retry_after,
+            pushes_back: is_for_everybody(status) && !on.left_host,
+            veto: wish.is_some_and(|value| value == "false") || self.forbids_retry(headers),
+            retried_below: false,
+            health: match verdict {
+                _ if on.left_host => Health::NotShown,
+                Verdict::Retryable => Health::Bad,
+                _ if status.is_server_error() => Health::Bad,
+                Verdict::Final => Health::NotShown,
+                Verdict::Done => Health::Good,
+            },
         }
+    }
+
+    /// Any value but "no" is a "do not retry".
+    fn forbids_retry(&self, headers: &HeaderMap) -> bool {
+        let mut signals = self.no_retry.iter().filter_map(|name| headers.get(name));
+        signals.any(|value| value != "false" && value != "0")
     }
 
     /// `None`: an answer like any other, not a failure.
@@ -149,6 +171,14 @@ impl Rules {
 /// Whether an operation that was answered so counts as well answered for the retry budget.
 pub(crate) fn earns(status: StatusCode, outcome: &Outcome) -> bool {
     outcome.verdict != Verdict::Retryable && !status.is_server_error()
+}
+
+/// What a server answers so is about its load, not about the request.
+fn is_for_everybody(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+    )
 }
 
 /// 1xx to 3xx: nothing here that a retry would be for.
@@ -195,10 +225,8 @@ fn answer_certainty(
 
 /// Reads the end of an attempt at its own time limit.
 pub(crate) fn timeout(on: Circumstances) -> (Outcome, Failure) {
-    (
-        failed(Verdict::Retryable, abandoned(on.sent)),
-        Failure::Timeout,
-    )
+    let outcome = failed(Verdict::Retryable, abandoned(on.sent), Health::Bad);
+    (outcome, Failure::Timeout)
 }
 
 /// What is known of an attempt that was abandoned at this moment.
@@ -215,11 +243,7 @@ pub(crate) fn abandoned(sent: Sent) -> Certainty {
 /// while an error may be about another hop.
 pub(crate) fn error(error: &Error, is_https: bool, on: Circumstances) -> (Outcome, Failure) {
     let Error::Reqwest(error) = error else {
-        let failure = match error {
-            Error::Middleware(error) if error.is::<BodyNotMade>() => Failure::Request,
-            _ => Failure::Layer,
-        };
-        return (failed(Verdict::Final, abandoned(on.sent)), failure);
+        return layer_error(error, on);
     };
     let failure = failure(error);
     let certainty = match on.sent {
@@ -231,21 +255,47 @@ pub(crate) fn error(error: &Error, is_https: bool, on: Circumstances) -> (Outcom
         Sent::Untracked if never_left(error) => Certainty::NotSent,
         Sent::Maybe | Sent::Untracked => Certainty::Unknown,
     };
-    let verdict = if is_permanent(error, is_https) {
-        Verdict::Final
+    let (verdict, health) = if is_permanent(error, is_https) {
+        (Verdict::Final, Health::NotShown)
+    } else if is_canceled(error) || is_local(error) {
+        (Verdict::Retryable, Health::NotShown)
     } else {
-        Verdict::Retryable
+        (Verdict::Retryable, Health::Bad)
     };
-    (failed(verdict, certainty), failure)
+    (failed(verdict, certainty, health), failure)
 }
 
-fn failed(verdict: Verdict, certainty: Certainty) -> Outcome {
+/// Reads the error of a layer below. A layer of this crate says more than any other: what is certain,
+/// and whether it has left the retries to us.
+fn layer_error(error: &Error, on: Circumstances) -> (Outcome, Failure) {
+    let certainty = abandoned(on.sent);
+    let outcome = failed(Verdict::Final, certainty, Health::NotShown);
+    let is_unmade = matches!(error, Error::Middleware(error) if error.is::<BodyNotMade>());
+    match error.retry_error() {
+        _ if is_unmade => (outcome, Failure::Request),
+        Some(below) if below.stop() == StopReason::NestedLayer || below.report().is_spent() => {
+            let outcome = Outcome {
+                verdict: Verdict::Retryable,
+                certainty: certainty.max(below.certainty().min(Certainty::Unknown)),
+                retried_below: below.report().is_spent(),
+                ..outcome
+            };
+            (outcome, Failure::Layer)
+        }
+        _ => (outcome, Failure::Layer),
+    }
+}
+
+fn failed(verdict: Verdict, certainty: Certainty, health: Health) -> Outcome {
     Outcome {
         verdict,
         certainty,
         success: false,
         retry_after: None,
+        pushes_back: false,
         veto: false,
+        retried_below: false,
+        health,
     }
 }
 
@@ -321,6 +371,39 @@ fn is_canceled(error: &reqwest::Error) -> bool {
     causes(error)
         .filter_map(|cause| cause.downcast_ref::<hyper::Error>())
         .any(hyper::Error::is_canceled)
+}
+
+/// This machine, not the service, had nothing left to connect with, or no way to reach anybody.
+fn is_local(error: &reqwest::Error) -> bool {
+    use io::ErrorKind::{
+        AddrInUse, AddrNotAvailable, NetworkDown, NetworkUnreachable, OutOfMemory, PermissionDenied,
+    };
+    causes(error)
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|error| {
+            matches!(
+                error.kind(),
+                AddrInUse
+                    | AddrNotAvailable
+                    | NetworkDown
+                    | NetworkUnreachable
+                    | OutOfMemory
+                    | PermissionDenied
+            ) || error.raw_os_error().is_some_and(is_out_of_files)
+        })
+}
+
+/// `EMFILE` and `ENFILE`, which have no [`io::ErrorKind`] of their own.
+#[cfg(unix)]
+fn is_out_of_files(code: i32) -> bool {
+    const ENFILE: i32 = 23;
+    const EMFILE: i32 = 24;
+    matches!(code, ENFILE | EMFILE)
+}
+
+#[cfg(not(unix))]
+fn is_out_of_files(_: i32) -> bool {
+    false
 }
 
 /// RFC 9113 §8.7: the two ways in which a server guarantees that it has not processed a request.

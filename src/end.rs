@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use http::StatusCode;
-use reqwest::Response;
+use reqwest::{Response, Url};
 use reqwest_middleware::Result;
 
 use crate::classify::{self, Circumstances};
@@ -11,10 +11,10 @@ use crate::clock::{self, Bounded};
 use crate::deadline::DeadlineScope;
 use crate::error::{AttemptTimeout, Cause};
 use crate::operation::Operation;
-use crate::policy::{Outcome, StopReason, Verdict};
+use crate::policy::{Health, Outcome, Stop, Terms, Verdict};
 use crate::progress::Progress;
 use crate::redirect::{self, Redirected};
-use crate::report::Failure;
+use crate::report::{Failure, RetryReport, RetryResponseExt};
 use crate::response_body::{self, IncompleteBody};
 use crate::settings::Settings;
 use crate::watch::{Sent, Watch};
@@ -49,6 +49,7 @@ impl End {
             redirected: watch.map_or(Redirected::Unknown, |watch| {
                 watch.hops().redirected(settings.client_is_prepared)
             }),
+            left_host: false,
             sent: watch.map_or(Sent::Untracked, Watch::sent),
         };
         match result {
@@ -67,9 +68,11 @@ impl End {
                 if !is_to_our_url(&response, operation, watch, on.redirected) {
                     on.redirected = Redirected::Changed;
                 }
+                on.left_host = !is_same_host(response.url(), &operation.identity.url);
                 let Settings { rules, clock, .. } = settings;
                 let (status, headers) = (response.status(), response.headers());
-                let outcome = rules.answer(status, headers, || clock.wall(), on);
+                let mut outcome = rules.answer(status, headers, || clock.wall(), on);
+                outcome.retried_below = response.retry_report().is_some_and(RetryReport::is_spent);
                 Some(Self::answered(outcome, response))
             }
         }
@@ -100,6 +103,7 @@ impl End {
     /// stays proved.
     pub(crate) fn breaks_off(&mut self, incomplete: IncompleteBody) {
         self.outcome.verdict = Verdict::Retryable;
+        self.outcome.health = Health::Bad;
         self.failure = Some((Failure::Body, Cause::Incomplete(incomplete)));
     }
 
@@ -108,10 +112,11 @@ impl End {
         &mut self,
         operation: &mut Operation,
         progress: &mut Progress,
+        terms: &Terms<'_>,
         now: Instant,
     ) {
         let call = &mut operation.call;
-        call.record(&self.outcome);
+        call.record(&self.outcome, terms, now);
         let failure = self.failure.take();
         progress.attempt_ends(&self.outcome, self.status, failure, call.certainty(), now);
     }
@@ -133,18 +138,23 @@ fn is_to_our_url(
     is_noted || ours.any(|url| redirect::is_same_url(response.url(), url))
 }
 
+fn is_same_host(one: &Url, other: &Url) -> bool {
+    one.host() == other.host() && one.port_or_known_default() == other.port_or_known_default()
+}
+
 impl Answer {
     /// The final answer, with its body guarded and with what is to be told of the operation.
     pub(crate) fn hand_on(
         self,
-        stop: Option<StopReason>,
+        stop: Option<Stop>,
         outcome: &Outcome,
         settings: &Settings,
+        terms: &Terms<'_>,
         operation: &Operation,
         progress: &mut Progress,
     ) -> Response {
         let Self { response, is_whole } = self;
-        if let Some(budget) = &settings.budget
+        if let Some(budget) = terms.budget
             && classify::earns(response.status(), outcome)
         {
             budget.earn(clock::now());

@@ -129,13 +129,15 @@ impl RetryError {
     /// Whether time ran out: the deadline, or the limit of the last attempt.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
-        self.stop() == StopReason::DeadlineTooClose
-            || match &self.cause {
-                Some(Cause::Timeout(_)) => true,
-                Some(Cause::Transport(error)) => error.is_timeout(),
-                Some(Cause::Incomplete(error)) => error.is_timeout(),
-                _ => false,
-            }
+        matches!(
+            self.stop(),
+            StopReason::DeadlineTooClose | StopReason::ConcurrencyLimit
+        ) || match &self.cause {
+            Some(Cause::Timeout(_)) => true,
+            Some(Cause::Transport(error)) => error.is_timeout(),
+            Some(Cause::Incomplete(error)) => error.is_timeout(),
+            _ => false,
+        }
     }
 
     /// Whether the last attempt got no connection.

@@ -25,7 +25,9 @@ mod error;
 mod frames;
 mod invalid;
 mod key;
+mod load;
 mod middleware;
+mod nesting;
 mod observe;
 mod operation;
 mod policy;
@@ -35,6 +37,7 @@ mod report;
 mod response_body;
 mod retry_after;
 mod settings;
+mod sync;
 mod tracking;
 mod watch;
 
@@ -48,9 +51,13 @@ pub use crate::deadline::{Deadline, DeadlineScope};
 pub use crate::error::{LastAnswer, RetryError, RetryErrorExt};
 pub use crate::invalid::InvalidInput;
 pub use crate::key::{IdempotencyKey, KeyContract};
+pub use crate::load::{LoadControl, LoadControlBuilder, LoadSnapshot};
 pub use crate::middleware::RetryMiddleware;
 pub use crate::operation::{Idempotent, NoRetry, RetryOverride};
-pub use crate::policy::{Backoff, Certainty, RetryBudget, RetryBudgetBuilder, StopReason};
+pub use crate::policy::{
+    Backoff, BreakerSnapshot, BreakerState, BudgetSnapshot, Certainty, CircuitBreaker,
+    CircuitBreakerBuilder, FirstSends, RetryBudget, RetryBudgetBuilder, StopReason,
+};
 pub use crate::report::{
     AttemptRecord, Failure, NextStep, ReportHandle, RetryReport, RetryResponseExt,
 };

@@ -13,6 +13,7 @@ use http::Extensions;
 use http_body_util::BodyExt;
 use reqwest::{Body, ClientBuilder, Response};
 use reqwest_middleware::{Error, Middleware, Next, Result};
+use tokio::sync::SemaphorePermit;
 use tokio_util::sync::CancellationToken;
 
 use crate::attempt::{Attempt, Template};
@@ -24,8 +25,12 @@ use crate::end::{Answer, End};
 use crate::error::{BodyNotMade, LastAnswer};
 use crate::frames::Frames;
 use crate::invalid::InvalidInput;
+use crate::load::{Limiter, Load};
 use crate::operation::{self, Operation};
-use crate::policy::{Decision, Moment, ReplayClass, Reservation, StopReason, Verdict};
+use crate::policy::{
+    Admission, Decision, Health, Moment, Pass, ReplayClass, Reservation, Stop, StopReason, Terms,
+    Verdict,
+};
 use crate::progress::Progress;
 use crate::redirect;
 use crate::response_body::{Head, IncompleteBody};
@@ -111,10 +116,11 @@ impl Middleware for RetryMiddleware {
         match Operation::identify(template, extensions, &self.settings, now) {
             Err(error) => Err(progress.refused(error)),
             Ok(mut operation) => {
-                progress.identified(&operation);
-                operation.stamp_key(&self.settings);
+                let load = self.load(&operation, extensions);
+                progress.identified(&operation, load.clone());
+                operation.stamp(&self.settings);
                 let result = self
-                    .run(&mut operation, &mut progress, extensions, next)
+                    .run(&mut operation, &mut progress, extensions, next, load)
                     .await;
                 operation.leave_mark(extensions);
                 result
@@ -131,39 +137,41 @@ impl RetryMiddleware {
         progress: &mut Progress,
         extensions: &mut Extensions,
         next: Next<'_>,
+        load: Option<Arc<Load>>,
     ) -> Result<Response> {
-        let budget = self.settings.budget.as_deref();
-        let mut waited: Option<Wait<'_>> = None;
+        let terms = self.settings.terms(load.as_deref());
+        let limiter = load.as_ref().and_then(|load| load.limiter.as_ref());
+        let mut waited = None;
         loop {
-            let now = clock::now();
-            let admitted = match operation.call.admit(now, operation.is_cancelled()) {
-                Ok(limit) => Admitted { now, limit },
-                Err(reason) => return Err(progress.stopped(reason)),
-            };
-            let delay = waited.take().map_or(Duration::ZERO, |wait| wait.end(now));
-
+            let admitted = self
+                .admit(operation, progress, &terms, limiter, waited.take())
+                .await?;
             let result = self
-                .attempt(operation, progress, extensions, &next, delay, admitted)
+                .attempt(operation, progress, extensions, &next, &terms, &admitted)
                 .await;
             let end = End::of(result, &self.settings, operation, progress.watch());
-            let end = self.read_answer(end, operation, progress, admitted).await;
+            let end = self.read_answer(end, operation, progress, &admitted).await;
             let landed = clock::now();
             let Some(mut end) = end else {
                 return Err(progress.cancelled_in_flight(landed));
             };
-            end.record(operation, progress, landed);
+            let pass = admitted.lands();
+            end.record(operation, progress, &terms, landed);
             let End {
                 outcome, answer, ..
             } = end;
+            let ended = Ended {
+                pass,
+                health: outcome.health,
+            };
 
+            let draw = || self.settings.clock.draw();
             let at = Moment {
                 now: landed,
-                draw: self.settings.clock.draw(),
                 cancelled: operation.is_cancelled(),
+                draw: &draw,
             };
-            let decision = operation
-                .call
-                .decide(&outcome, &self.settings.pacing, budget, at);
+            let decision = operation.call.decide(&outcome, &terms, at);
             let (delay, token) = match (decision, answer) {
                 (Decision::Wait { delay, token }, answer) => {
                     progress.waits(delay);
@@ -173,11 +181,16 @@ impl RetryMiddleware {
                     (delay, token)
                 }
                 (Decision::Return(stop), Some(answer)) => {
+                    self.settle(Some(ended), stop, progress, landed);
                     let settings = &self.settings;
-                    return Ok(answer.hand_on(stop, &outcome, settings, operation, progress));
+                    return Ok(
+                        answer.hand_on(stop, &outcome, settings, &terms, operation, progress)
+                    );
                 }
                 (Decision::Return(stop), None) => {
-                    return Err(progress.stopped(stop.unwrap_or(StopReason::NotRetryable)));
+                    self.settle(Some(ended), stop, progress, landed);
+                    let stop = stop.unwrap_or(StopReason::NotRetryable.into());
+                    return Err(progress.stopped(stop));
                 }
             };
 
@@ -188,7 +201,103 @@ impl RetryMiddleware {
                 drop(token);
                 return Err(progress.stopped(StopReason::Cancelled));
             }
-            waited = Some(Wait { delay, token });
+            waited = Some(Wait {
+                since: landed,
+                delay,
+                token,
+                ended,
+            });
+        }
+    }
+
+    /// What the operation shares with others.
+    fn load(&self, operation: &Operation, extensions: &Extensions) -> Option<Arc<Load>> {
+        let control = self.settings.load.as_ref()?;
+        Some(control.of(operation.template.head()?, extensions))
+    }
+
+    /// Waits until the coming attempt may start: for a host that wants to be left alone, and for one
+    /// of the permits.
+    async fn admit<'t>(
+        &self,
+        operation: &mut Operation,
+        progress: &mut Progress,
+        terms: &Terms<'t>,
+        limiter: Option<&'t Limiter>,
+        waited: Option<Wait<'t>>,
+    ) -> Result<Admitted<'t>> {
+        let mut now = clock::now();
+        let since = waited.as_ref().map_or(now, |wait| wait.since);
+        let mut pushed_back = Duration::ZERO;
+        let mut permit = None;
+        let stop = loop {
+            let draw = || self.settings.clock.draw();
+            let at = Moment {
+                now,
+                cancelled: operation.is_cancelled(),
+                draw: &draw,
+            };
+            let (limit, pass) = match operation.call.admit(terms, at, since) {
+                Err(stop) => break stop,
+                Ok(Admission::Start { limit, pass }) => (limit, pass),
+                Ok(Admission::Wait(delay)) => {
+                    permit = None;
+                    progress.waits(delay);
+                    pushed_back += delay;
+                    let wake = now.checked_add(delay);
+                    bounded(pending::<()>(), wake, operation.cancel.as_ref()).await;
+                    now = clock::now();
+                    continue;
+                }
+            };
+            if permit.is_none() {
+                permit = limiter.and_then(Limiter::try_acquire);
+            }
+            match limiter.filter(|_| permit.is_none()) {
+                None => {
+                    let before = waited.map_or(Duration::ZERO, |wait| wait.end(now));
+                    return Ok(Admitted {
+                        now,
+                        limit,
+                        waited: before.saturating_add(pushed_back),
+                        pass,
+                        permit,
+                    });
+                }
+                Some(limiter) => {
+                    drop(pass);
+                    let place = limiter.line_up();
+                    let until = operation.call.latest_start();
+                    match bounded(place.permit(), until, operation.cancel.as_ref()).await {
+                        Bounded::Done(Ok(free)) => permit = Some(free),
+                        Bounded::Cancelled => break StopReason::Cancelled.into(),
+                        Bounded::TimedOut | Bounded::Done(Err(_)) => {
+                            break StopReason::ConcurrencyLimit.into();
+                        }
+                    }
+                    now = clock::now();
+                }
+            }
+        };
+        self.settle(waited.map(Wait::abandon), Some(stop), progress, now);
+        Err(progress.stopped(stop))
+    }
+
+    /// The operation has ended: its breaker is told how, unless it was the caller who ended it.
+    fn settle(
+        &self,
+        ended: Option<Ended<'_>>,
+        stop: Option<Stop>,
+        progress: &Progress,
+        now: Instant,
+    ) {
+        let is_cancelled = stop.is_some_and(|stop| stop.reason == StopReason::Cancelled);
+        let Some(Ended { pass, health }) = ended.filter(|_| !is_cancelled) else {
+            return;
+        };
+        let draw = || self.settings.clock.draw();
+        if let Some(turned) = pass.and_then(|pass| pass.settle(health, now, draw)) {
+            progress.turned(turned);
         }
     }
 
@@ -227,23 +336,27 @@ impl RetryMiddleware {
         progress: &mut Progress,
         extensions: &mut Extensions,
         next: &Next<'_>,
-        waited: Duration,
-        admitted: Admitted,
+        terms: &Terms<'_>,
+        admitted: &Admitted<'_>,
     ) -> Bounded<Result<Response>> {
-        let Admitted { now, limit } = admitted;
+        let &Admitted {
+            now, limit, waited, ..
+        } = admitted;
         let call = &mut operation.call;
         let is_tracked = self.settings.send_tracking && call.replay != ReplayClass::Safe;
         let evidence = is_tracked.then(Arc::<Evidence>::default);
         let (is_last, time_left) = (call.is_last_attempt(), call.time_left(now));
-        call.start_attempt(self.settings.budget.as_deref(), now);
+        call.start_attempt(terms, now);
         let attempt = Attempt {
             number: call.attempts(),
             max_attempts: call.limits.max_attempts,
             limit,
         };
+        operation.stamp_number(&self.settings);
         operation.mark(extensions);
         extensions.insert(attempt);
-        let watch = Watch::new(operation.no_hops_yet(), evidence.clone());
+        let may_be_repeated = operation.call.may_be_repeated();
+        let watch = Watch::new(operation.no_hops_yet(), evidence.clone(), may_be_repeated);
         let watch = progress.attempt_starts(attempt.number, waited, limit, watch, now);
 
         let until = admitted.until();
@@ -305,7 +418,7 @@ impl RetryMiddleware {
         end: Option<End>,
         operation: &Operation,
         progress: &mut Progress,
-        admitted: Admitted,
+        admitted: &Admitted<'_>,
     ) -> Option<End> {
         let mut end = end?;
         let Some(cap) = self.settings.buffer_response else {
@@ -363,31 +476,54 @@ async fn fresh_body(
     }
 }
 
-/// An attempt may start: the instant that this was decided for, and how long it may take.
-#[derive(Clone, Copy)]
-struct Admitted {
+/// An attempt may start.
+struct Admitted<'t> {
+    /// The instant that this was decided for.
     now: Instant,
     limit: Option<Duration>,
+    /// What was waited before it, as planned.
+    waited: Duration,
+    pass: Option<Pass<'t>>,
+    permit: Option<SemaphorePermit<'t>>,
 }
 
-impl Admitted {
+impl<'t> Admitted<'t> {
     /// When the attempt is given up.
-    fn until(self) -> Option<Instant> {
+    fn until(&self) -> Option<Instant> {
         self.limit.and_then(|limit| self.now.checked_add(limit))
+    }
+
+    /// The attempt is over: its permit goes to the next in line.
+    fn lands(self) -> Option<Pass<'t>> {
+        drop(self.permit);
+        self.pass
     }
 }
 
-/// A wait that has been waited out, with the token of the attempt that it was for.
-struct Wait<'b> {
-    delay: Duration,
-    token: Reservation<'b>,
+/// An attempt that has ended, and may have been the operation's last.
+struct Ended<'t> {
+    pass: Option<Pass<'t>>,
+    health: Health,
 }
 
-impl Wait<'_> {
+/// A wait after an attempt, with the token of the attempt that it is for.
+struct Wait<'t> {
+    since: Instant,
+    delay: Duration,
+    token: Reservation<'t>,
+    ended: Ended<'t>,
+}
+
+impl<'t> Wait<'t> {
     /// The attempt starts, and its token is spent.
     fn end(self, now: Instant) -> Duration {
         self.token.spend(now);
         self.delay
+    }
+
+    /// It does not, and the token goes back.
+    fn abandon(self) -> Ended<'t> {
+        self.ended
     }
 }
 

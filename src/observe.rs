@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::Method;
 use tracing::{debug, info, warn};
 
-use crate::policy::{Certainty, StopReason};
+use crate::policy::{Certainty, StopReason, Turned};
 use crate::report::{Account, AttemptRecord};
 
 pub(crate) fn attempt(method: &Method, host: &str, record: &AttemptRecord) {
@@ -26,6 +26,14 @@ pub(crate) fn attempt(method: &Method, host: &str, record: &AttemptRecord) {
 
 pub(crate) fn wait(method: &Method, host: &str, attempts: usize, delay: Duration) {
     debug!(%method, host, attempts, wait = ?delay, "waiting before the next attempt");
+}
+
+/// A circuit breaker has been turned by an operation on this host.
+pub(crate) fn breaker(host: &str, turned: Turned) {
+    match turned {
+        Turned::Open(wait) => warn!(host, ?wait, "circuit breaker opened"),
+        Turned::Closed => info!(host, "circuit breaker closed"),
+    }
 }
 
 /// The end of an operation that needed more than its first attempt, or did not get its way.
@@ -51,5 +59,9 @@ pub(crate) fn stop(account: &Account) {
 
 /// An outcome that somebody must confirm, or a service that is being protected from us.
 fn is_worth_a_look(reason: StopReason, certainty: Certainty) -> bool {
-    certainty == Certainty::Unknown || reason == StopReason::BudgetExhausted
+    certainty == Certainty::Unknown
+        || matches!(
+            reason,
+            StopReason::BreakerOpen | StopReason::BudgetExhausted | StopReason::ConcurrencyLimit
+        )
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::{Extensions, HeaderMap, Method};
+use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method};
 use tokio_util::sync::CancellationToken;
 
 use reqwest::{Response, Url};
@@ -14,6 +14,7 @@ use crate::continuation::{Continuation, Identity, State};
 use crate::deadline::Deadline;
 use crate::invalid::InvalidInput;
 use crate::key::{IdempotencyKey, KeyContract};
+use crate::nesting;
 use crate::policy::{Call, Limits, ReplayClass, at_least_one, attempt_timeout};
 use crate::redirect::Hops;
 use crate::settings::Settings;
@@ -95,6 +96,9 @@ impl RetryOverride {
     }
 }
 
+/// How often Envoy may repeat a request, whatever its routes say.
+const ENVOY_MAX_RETRIES: HeaderName = HeaderName::from_static("x-envoy-max-retries");
+
 /// One intent of the caller, identified.
 #[derive(Debug)]
 pub(crate) struct Operation {
@@ -130,6 +134,7 @@ impl Operation {
             earlier.map(Continuation::certainty),
         );
         call.body_replayable = template.is_replayable();
+        call.nested = nesting::is_within_an_attempt();
         call.key_expires = key
             .as_ref()
             .and(settings.contract.as_ref())
@@ -186,10 +191,27 @@ impl Operation {
         (stays && is_in_time && !self.is_cancelled()).then_some(target)
     }
 
-    /// Puts the key into the request that all attempts are copies of.
-    pub(crate) fn stamp_key(&mut self, settings: &Settings) {
-        if let (Some(key), Some(headers)) = (&self.key, self.template.headers_mut()) {
+    /// Puts into the request that all attempts are copies of what is the same for all of them.
+    pub(crate) fn stamp(&mut self, settings: &Settings) {
+        let Some(headers) = self.template.headers_mut() else {
+            return;
+        };
+        if let Some(key) = &self.key {
             settings.key_header().stamp(key, headers);
+        }
+        if !settings.sidecar_retries {
+            headers
+                .entry(ENVOY_MAX_RETRIES)
+                .or_insert(HeaderValue::from_static("0"));
+        }
+    }
+
+    /// Puts the number of the coming attempt into its request.
+    pub(crate) fn stamp_number(&mut self, settings: &Settings) {
+        let number = self.call.attempts();
+        if let (Some(name), Some(headers)) = (&settings.attempt_header, self.template.headers_mut())
+        {
+            headers.insert(name, HeaderValue::from(number));
         }
     }
 

@@ -11,9 +11,10 @@ use crate::clock;
 use crate::continuation::State;
 use crate::error::{Cause, LastAnswer, RetryError};
 use crate::invalid::InvalidInput;
+use crate::load::Load;
 use crate::observe;
 use crate::operation::Operation;
-use crate::policy::{Certainty, Outcome, ReplayClass, StopReason};
+use crate::policy::{Certainty, Outcome, ReplayClass, Stop, StopReason, Turned};
 use crate::report::{Account, AttemptRecord, Failure, ReportHandle, RetryReport};
 use crate::watch::Watch;
 
@@ -23,6 +24,7 @@ pub(crate) struct Progress {
     account: Account,
     handle: Option<ReportHandle>,
     state: Option<Arc<State>>,
+    load: Option<Arc<Load>>,
     started: Instant,
     /// The attempt in the air, if any.
     flight: Option<Flight>,
@@ -66,6 +68,7 @@ impl Progress {
             },
             handle,
             state: None,
+            load: None,
             started,
             flight: None,
             cause: None,
@@ -75,7 +78,8 @@ impl Progress {
     }
 
     /// The operation has been identified: from here on there is something to confirm it with.
-    pub(crate) fn identified(&mut self, operation: &Operation) {
+    pub(crate) fn identified(&mut self, operation: &Operation, load: Option<Arc<Load>>) {
+        self.load = load;
         let key = operation.key.as_ref();
         self.account.key = key.cloned();
         self.account.certainty = operation.call.certainty();
@@ -171,6 +175,11 @@ impl Progress {
         observe::wait(method, host, self.account.attempts.len(), delay);
     }
 
+    /// The end of this operation has turned the breaker of its key.
+    pub(crate) fn turned(&self, turned: Turned) {
+        observe::breaker(&self.account.host, turned);
+    }
+
     /// An answer is given up for a retry.
     pub(crate) fn gives_up(&mut self, answer: LastAnswer) {
         self.last_answer = Some(answer);
@@ -179,8 +188,8 @@ impl Progress {
 
     /// The operation ends with an answer. The report is for its extensions; there is none after a
     /// first answer that needed no retry.
-    pub(crate) fn answered(&mut self, stop: Option<StopReason>) -> Option<RetryReport> {
-        self.account.stop = stop;
+    pub(crate) fn answered(&mut self, stop: Option<Stop>) -> Option<RetryReport> {
+        stop.into_iter().for_each(|stop| self.stops(stop));
         let is_plain = stop.is_none() && self.account.attempts.len() == 1;
         if is_plain && self.handle.is_none() {
             self.close();
@@ -190,14 +199,19 @@ impl Progress {
     }
 
     /// The operation ends without one.
-    pub(crate) fn stopped(&mut self, reason: StopReason) -> Error {
-        self.account.stop = Some(reason);
+    pub(crate) fn stopped(&mut self, stop: impl Into<Stop>) -> Error {
+        self.stops(stop.into());
         let report = self.end();
         Error::middleware(RetryError::new(
             report,
             self.last_answer.take(),
             self.cause.take(),
         ))
+    }
+
+    fn stops(&mut self, stop: Stop) {
+        self.account.stop = Some(stop.reason);
+        self.account.retry_after = self.account.retry_after.max(stop.after);
     }
 
     /// Nothing was sent, since the input could not be used.
@@ -256,6 +270,9 @@ impl Progress {
         self.account.elapsed = clock::now().saturating_duration_since(self.started);
         if let Some(state) = &self.state {
             state.end(self.left_open());
+        }
+        if let Some(load) = &self.load {
+            load.count(self.account.stop, self.account.attempts.len());
         }
         observe::stop(&self.account);
     }

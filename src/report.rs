@@ -120,6 +120,12 @@ impl RetryReport {
         }
     }
 
+    /// Whether a layer around the one that this report is of must not repeat the operation: it has been
+    /// repeated already, or may not be.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.0.attempts.len() > 1 || self.0.stop.is_some_and(StopReason::forbids_retry)
+    }
+
     fn is_another_layers_failure(&self) -> bool {
         let last = self.0.attempts.last();
         last.is_some_and(|attempt| attempt.failure == Some(Failure::Layer))
@@ -184,7 +190,8 @@ pub enum NextStep {
     },
     /// It may be sent again later: it was not carried out, or it asks for no effect.
     TryLater {
-        /// The wait that the server asked for, counted from its answer.
+        /// The wait that the server asked for, counted from its answer, or the time until the circuit
+        /// breaker may let it through.
         after: Option<Duration>,
     },
 }
@@ -209,7 +216,8 @@ impl AttemptRecord {
         self.number
     }
 
-    /// The wait that was planned before it; zero for the first.
+    /// The wait that was planned before it; zero for the first, unless first sends wait while a host
+    /// pushes back.
     #[must_use]
     pub fn waited(&self) -> Duration {
         self.waited

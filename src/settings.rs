@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
+use http::HeaderName;
+
 use crate::classify::Rules;
 use crate::clock::Clock;
 use crate::deadline::{Deadline, DeadlineScope};
 use crate::key::KeyContract;
-use crate::policy::{Limits, Pacing, RetryBudget};
+use crate::load::{Load, LoadControl};
+use crate::policy::{Limits, Pacing, RetryBudget, Terms};
 
 /// The checked settings of a middleware.
 #[derive(Clone, Debug)]
@@ -15,19 +18,45 @@ pub(crate) struct Settings {
     pub(crate) pacing: Pacing,
     pub(crate) deadline: Option<Deadline>,
     pub(crate) scope: DeadlineScope,
-    pub(crate) budget: Option<Arc<RetryBudget>>,
+    pub(crate) budget: Budget,
+    pub(crate) load: Option<Arc<LoadControl>>,
     pub(crate) contract: Option<KeyContract>,
     pub(crate) rules: Rules,
     pub(crate) buffer_request: Option<usize>,
     pub(crate) buffer_response: Option<usize>,
     pub(crate) send_tracking: bool,
     pub(crate) client_is_prepared: bool,
+    pub(crate) attempt_header: Option<HeaderName>,
+    pub(crate) sidecar_retries: bool,
     pub(crate) clock: Clock,
     /// What a key is carried by where there is no contract.
     pub(crate) bare: KeyContract,
 }
 
+/// Where retries are paid from.
+#[derive(Clone, Debug)]
+pub(crate) enum Budget {
+    /// The budget of the operation's key.
+    OfKey,
+    One(Arc<RetryBudget>),
+    None,
+}
+
 impl Settings {
+    /// What an operation must get past whose key has this load.
+    pub(crate) fn terms<'t>(&'t self, load: Option<&'t Load>) -> Terms<'t> {
+        Terms {
+            pacing: &self.pacing,
+            pushback: load.map(|load| &load.pushback),
+            breaker: load.and_then(|load| load.breaker.as_ref()),
+            budget: match &self.budget {
+                Budget::OfKey => load.and_then(|load| load.budget.as_ref()),
+                Budget::One(budget) => Some(budget),
+                Budget::None => None,
+            },
+        }
+    }
+
     /// How a key is read and written, contract or not.
     pub(crate) fn key_header(&self) -> &KeyContract {
         self.contract.as_ref().unwrap_or(&self.bare)

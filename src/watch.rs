@@ -8,7 +8,8 @@ use std::task::{Context, Poll};
 use reqwest::{Response, Url};
 use reqwest_middleware::Result;
 
-use crate::redirect::{Hops, while_polling};
+use crate::nesting;
+use crate::redirect::{self, Hops};
 use crate::tracking::Evidence;
 
 /// What `Next::run` returns.
@@ -25,6 +26,8 @@ pub(crate) struct Watch {
     moved_to: Option<Url>,
     /// The run has had to wait, as all that is sent must.
     has_waited: bool,
+    /// Another attempt may follow, so operations made within this one leave retries to it.
+    may_be_repeated: bool,
 }
 
 /// Whether the request has left, as far as its body can tell.
@@ -39,13 +42,14 @@ pub(crate) enum Sent {
 }
 
 impl Watch {
-    pub(crate) fn new(hops: Hops, evidence: Option<Arc<Evidence>>) -> Self {
+    pub(crate) fn new(hops: Hops, evidence: Option<Arc<Evidence>>, may_be_repeated: bool) -> Self {
         Self {
             hops,
             evidence,
             body_discarded: false,
             moved_to: None,
             has_waited: false,
+            may_be_repeated,
         }
     }
 
@@ -117,7 +121,9 @@ impl Future for Watched<'_> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { run, watch, ended } = self.get_mut();
         watch.note_discarded_body();
-        let result = while_polling(&mut watch.hops, || run.as_mut().poll(context));
+        let result = nesting::while_polling(watch.may_be_repeated, || {
+            redirect::while_polling(&mut watch.hops, || run.as_mut().poll(context))
+        });
         *ended = result.is_ready();
         watch.has_waited |= result.is_pending();
         result

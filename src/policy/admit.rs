@@ -2,31 +2,94 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Call, Certainty, StopReason};
+use super::breaker::Pass;
+use super::{Call, Certainty, FirstSends, Moment, Stop, StopReason, Terms};
+
+/// What an operation that asks to start an attempt is told.
+#[derive(Debug)]
+pub(crate) enum Admission<'t> {
+    /// It may start, and take so long (`None`: unlimited).
+    Start {
+        limit: Option<Duration>,
+        /// The breaker's leave, where there is one.
+        pass: Option<Pass<'t>>,
+    },
+    /// The host wants to be left alone for so long: ask again then.
+    Wait(Duration),
+}
 
 impl Call {
-    /// Asked before every attempt: the first, and again after each wait, so that the time left is
-    /// never a stale figure. Returns the attempt's time limit (`None`: unlimited).
+    /// Asked before every attempt: the first, and again after each wait, so that what it goes by is
+    /// never a stale figure. `asked_since` is when this attempt's waiting began.
     ///
     /// The number of attempts and the budget are not asked again: `decide` has settled them.
-    pub(crate) fn admit(
-        &self,
-        now: Instant,
-        cancelled: bool,
-    ) -> Result<Option<Duration>, StopReason> {
-        if cancelled {
+    pub(crate) fn admit<'t>(
+        &mut self,
+        terms: &Terms<'t>,
+        at: Moment<'_>,
+        asked_since: Instant,
+    ) -> Result<Admission<'t>, Stop> {
+        self.may_start(at)?;
+        if let Some(wait) = self.pushed_back(terms, at, asked_since)? {
+            return Ok(Admission::Wait(wait));
+        }
+        let is_first = self.attempts == 0;
+        let pass = match terms.breaker {
+            None => None,
+            Some(breaker) => Some(breaker.enter(at.now, is_first)?),
+        };
+        Ok(Admission::Start {
+            limit: self.attempt_limit(at.now, Duration::ZERO),
+            pass,
+        })
+    }
+
+    fn may_start(&self, at: Moment<'_>) -> Result<(), StopReason> {
+        if at.cancelled {
             return Err(StopReason::Cancelled);
         }
-        if self.is_a_repeat() && self.key_expires_before(now, Duration::ZERO) {
+        if self.is_a_repeat() && self.key_expires_before(at.now, Duration::ZERO) {
             return Err(StopReason::KeyExpired);
         }
         if !self.replay.survives_a_repeat() && self.certainty() > Certainty::NotProcessed {
             return Err(StopReason::UnsafeToRepeat);
         }
-        if self.limits.least_attempt() > self.available(now) {
+        if self.limits.least_attempt() > self.available(at.now) {
             return Err(StopReason::DeadlineTooClose);
         }
-        Ok(self.attempt_limit(now, Duration::ZERO))
+        Ok(())
+    }
+
+    /// The wait that the host has asked somebody for meanwhile, with jitter of this operation's own
+    /// on top. All its waiting for one attempt stays within `max_retry_after`.
+    fn pushed_back(
+        &mut self,
+        terms: &Terms<'_>,
+        at: Moment<'_>,
+        asked_since: Instant,
+    ) -> Result<Option<Duration>, Stop> {
+        let Some(pushback) = terms.pushback else {
+            return Ok(None);
+        };
+        let is_first = self.attempts == 0;
+        if is_first && pushback.first_sends() == FirstSends::Pass {
+            return Ok(None);
+        }
+        let floor = pushback.remaining(at.now);
+        if floor.is_zero() {
+            return Ok(None);
+        }
+        let waited = at.now.saturating_duration_since(asked_since);
+        let is_too_long = waited.saturating_add(floor) > terms.pacing.max_retry_after;
+        let is_refused = is_first && pushback.first_sends() == FirstSends::Refuse;
+        if is_refused || is_too_long || !self.fits(at.now, floor) {
+            return Err(Stop {
+                reason: StopReason::RetryAfterTooLong,
+                after: Some(floor),
+            });
+        }
+        let backoff = self.draw(terms.pacing, at);
+        Ok(Some(self.above(floor, backoff, at.now)))
     }
 
     /// A first send needs no key lifetime: there is nothing yet that the server must remember.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::backoff::Previous;
 use super::budget::Counted;
 use super::certainty::Fold;
-use super::{Certainty, Limits, Outcome, ReplayClass, RetryBudget};
+use super::{Certainty, Limits, Outcome, ReplayClass, Terms};
 
 /// The state of one operation.
 #[derive(Clone, Debug)]
@@ -16,6 +16,8 @@ pub(crate) struct Call {
     /// The instant after which the server no longer knows the key.
     pub(crate) key_expires: Option<Instant>,
     pub(crate) body_replayable: bool,
+    /// It is made within an attempt of another operation, which is the one that retries.
+    pub(crate) nested: bool,
     pub(super) attempts: u32,
     pub(super) backoff: Previous,
     pub(super) counted: Counted,
@@ -31,6 +33,7 @@ impl Call {
             deadline: None,
             key_expires: None,
             body_replayable: true,
+            nested: false,
             attempts: 0,
             backoff: Previous::default(),
             counted: Counted::default(),
@@ -45,16 +48,21 @@ impl Call {
 
     /// An attempt starts: from here on it counts, however it ends. With the first one the operation
     /// becomes load, which some budgets measure.
-    pub(crate) fn start_attempt(&mut self, budget: Option<&RetryBudget>, now: Instant) {
+    pub(crate) fn start_attempt(&mut self, terms: &Terms<'_>, now: Instant) {
         self.attempts = self.attempts.saturating_add(1);
-        if let (1, Some(budget)) = (self.attempts, budget) {
+        if let (1, Some(budget)) = (self.attempts, terms.budget) {
             budget.begin(now, &mut self.counted);
         }
     }
 
-    /// An attempt has ended.
-    pub(crate) fn record(&mut self, outcome: &Outcome) {
+    /// An attempt has ended. What the host asked for there holds for others too.
+    pub(crate) fn record(&mut self, outcome: &Outcome, terms: &Terms<'_>, now: Instant) {
         self.fold.record(outcome, self.replay);
+        if let (true, Some(wait), Some(pushback)) =
+            (outcome.pushes_back, outcome.retry_after, terms.pushback)
+        {
+            pushback.note(now, wait);
+        }
     }
 
     /// What is known of the whole operation, never only of its last attempt.
@@ -70,7 +78,12 @@ impl Call {
     /// Whether no attempt could follow the one about to start, so that its request may be moved
     /// instead of copied.
     pub(crate) fn is_last_attempt(&self) -> bool {
-        self.attempts.saturating_add(1) >= self.limits.max_attempts
+        self.nested || self.attempts.saturating_add(1) >= self.limits.max_attempts
+    }
+
+    /// Whether an attempt of it may ever be followed by another.
+    pub(crate) fn may_be_repeated(&self) -> bool {
+        self.limits.max_attempts > 1 && self.body_replayable && !self.nested
     }
 
     /// Time left for attempts: up to the deadline, less the reserve. `Duration::MAX` without one.
@@ -78,6 +91,16 @@ impl Call {
         self.time_left(now).map_or(Duration::MAX, |left| {
             left.saturating_sub(self.limits.reserve)
         })
+    }
+
+    /// The last instant at which an attempt may start. `None`: any.
+    pub(crate) fn latest_start(&self) -> Option<Instant> {
+        let kept = self
+            .limits
+            .reserve
+            .saturating_add(self.limits.least_attempt());
+        let deadline = self.deadline?;
+        deadline.checked_sub(kept).or(Some(deadline))
     }
 
     /// Time left until the deadline itself.

@@ -3,54 +3,47 @@
 use std::time::{Duration, Instant};
 
 use super::backoff::Drawn;
-use super::{Call, Certainty, Outcome, Pacing, Reservation, RetryBudget, StopReason, Verdict};
+use super::breaker::Refused;
+use super::{
+    Call, Certainty, Moment, Outcome, Pacing, Reservation, Stop, StopReason, Terms, Verdict,
+};
 
 /// What follows from an attempt's outcome.
 #[derive(Debug)]
-pub(crate) enum Decision<'b> {
+pub(crate) enum Decision<'t> {
     /// What there is goes to the caller: the answer that was wanted, or the reason for which there
     /// is no further attempt.
-    Return(Option<StopReason>),
+    Return(Option<Stop>),
     /// Another attempt after `delay`. Its token goes back if it is dropped unspent.
     Wait {
         delay: Duration,
-        token: Reservation<'b>,
+        token: Reservation<'t>,
     },
-}
-
-/// What the decision is made from besides the state of the call.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
-    pub(crate) now: Instant,
-    /// A uniform draw from `[0, 1)`.
-    pub(crate) draw: f64,
-    pub(crate) cancelled: bool,
 }
 
 impl Call {
     /// Decides what follows from `outcome`, which has been recorded before.
-    pub(crate) fn decide<'b>(
+    pub(crate) fn decide<'t>(
         &mut self,
         outcome: &Outcome,
-        pacing: &Pacing,
-        budget: Option<&'b RetryBudget>,
-        at: Moment,
-    ) -> Decision<'b> {
+        terms: &Terms<'t>,
+        at: Moment<'_>,
+    ) -> Decision<'t> {
         if outcome.verdict == Verdict::Done {
             return Decision::Return(None);
         }
-        let delay = match self.may_repeat(outcome, pacing, at) {
+        let delay = match self.may_repeat(outcome, terms, at) {
             Ok(delay) => delay,
-            Err(reason) => return Decision::Return(Some(reason)),
+            Err(stop) => return Decision::Return(Some(stop)),
         };
-        match budget {
+        match terms.budget {
             None => Decision::Wait {
                 delay,
                 token: Reservation::unlimited(),
             },
             Some(budget) => match budget.reserve(at.now, &mut self.counted) {
                 Some(token) => Decision::Wait { delay, token },
-                None => Decision::Return(Some(StopReason::BudgetExhausted)),
+                None => Decision::Return(Some(StopReason::BudgetExhausted.into())),
             },
         }
     }
@@ -59,36 +52,49 @@ impl Call {
     fn may_repeat(
         &mut self,
         outcome: &Outcome,
-        pacing: &Pacing,
-        at: Moment,
-    ) -> Result<Duration, StopReason> {
+        terms: &Terms<'_>,
+        at: Moment<'_>,
+    ) -> Result<Duration, Stop> {
         if at.cancelled {
-            return Err(StopReason::Cancelled);
+            return Err(StopReason::Cancelled.into());
         }
         if outcome.verdict == Verdict::Final {
-            return Err(StopReason::NotRetryable);
+            return Err(StopReason::NotRetryable.into());
         }
-        let wait = self.next_wait(outcome, pacing, at);
+        let wait = self.next_wait(outcome, terms, at);
         if self.key_expires_before(at.now, wait.delay) {
-            return Err(StopReason::KeyExpired);
+            return Err(StopReason::KeyExpired.into());
         }
         if !self.is_safe_to_repeat(outcome) {
-            return Err(StopReason::UnsafeToRepeat);
+            return Err(StopReason::UnsafeToRepeat.into());
         }
         if outcome.veto {
-            return Err(StopReason::ServerVeto);
+            return Err(StopReason::ServerVeto.into());
+        }
+        if self.nested || outcome.retried_below {
+            return Err(StopReason::NestedLayer.into());
         }
         if self.attempts >= self.limits.max_attempts {
-            return Err(StopReason::AttemptsExhausted);
+            return Err(StopReason::AttemptsExhausted.into());
         }
         if !self.body_replayable {
-            return Err(StopReason::BodyNotReplayable);
+            return Err(StopReason::BodyNotReplayable.into());
         }
-        if wait.floor > pacing.max_retry_after || !self.fits_floor(at.now, wait.floor) {
-            return Err(StopReason::RetryAfterTooLong);
+        let longest = terms.pacing.max_retry_after;
+        if wait.own_floor > longest || !self.fits_floor(at.now, wait.own_floor) {
+            return Err(StopReason::RetryAfterTooLong.into());
         }
-        if !self.fits(at.now, wait.delay) {
-            return Err(StopReason::DeadlineTooClose);
+        if !self.fits(at.now, wait.own_delay) {
+            return Err(StopReason::DeadlineTooClose.into());
+        }
+        if wait.floor > longest || !self.fits_floor(at.now, wait.floor) {
+            return Err(Stop {
+                reason: StopReason::RetryAfterTooLong,
+                after: Some(wait.floor),
+            });
+        }
+        if let Some(breaker) = terms.breaker {
+            breaker.check(at.now, false)?;
         }
         Ok(wait.delay)
     }
@@ -100,7 +106,7 @@ impl Call {
     }
 
     /// `now + delay` leaves at least the least useful attempt before the deadline and reserve.
-    fn fits(&self, now: Instant, delay: Duration) -> bool {
+    pub(super) fn fits(&self, now: Instant, delay: Duration) -> bool {
         delay.saturating_add(self.limits.least_attempt()) <= self.available(now)
     }
 
@@ -109,28 +115,60 @@ impl Call {
         floor.is_zero() || self.fits(now, floor)
     }
 
-    /// The wait before the next attempt. The server's wish is a floor: jitter only adds to it, and
-    /// only the jitter may be clipped to the time left.
-    fn next_wait(&mut self, outcome: &Outcome, pacing: &Pacing, at: Moment) -> Wait {
+    /// The wait before the next attempt: by what this operation was told, and by what the host has
+    /// told others.
+    fn next_wait(&mut self, outcome: &Outcome, terms: &Terms<'_>, at: Moment<'_>) -> Wait {
+        let backoff = self.draw(terms.pacing, at);
+        let own_floor = outcome.retry_after.unwrap_or_default();
+        let shared = terms
+            .pushback
+            .map_or(Duration::ZERO, |pushback| pushback.remaining(at.now));
+        let floor = own_floor.max(shared);
+        Wait {
+            own_floor,
+            own_delay: self.above(own_floor, backoff, at.now),
+            floor,
+            delay: self.above(floor, backoff, at.now),
+        }
+    }
+
+    /// The backoff before the coming attempt.
+    pub(super) fn draw(&mut self, pacing: &Pacing, at: Moment<'_>) -> Drawn {
         let retry = self.attempts.saturating_sub(1);
-        let backoff = pacing.backoff.draw(retry, at.draw, &mut self.backoff);
-        let floor = outcome.retry_after.unwrap_or_default();
-        let delay = match backoff {
+        pacing.backoff.draw(retry, (at.draw)(), &mut self.backoff)
+    }
+
+    /// The server's wish is a floor: jitter only adds to it, and only the jitter may be clipped to the
+    /// time left.
+    pub(super) fn above(&self, floor: Duration, backoff: Drawn, now: Instant) -> Duration {
+        match backoff {
             backoff if floor.is_zero() => backoff.delay(),
             Drawn::Fixed(delay) => delay.max(floor),
             Drawn::Jittered { random, .. } => {
                 let longest = self
-                    .available(at.now)
+                    .available(now)
                     .saturating_sub(self.limits.least_attempt());
                 floor.saturating_add(random).min(longest).max(floor)
             }
-        };
-        Wait { floor, delay }
+        }
     }
 }
 
+#[derive(Clone, Copy)]
 struct Wait {
-    /// What the server asked for; zero where it asked for nothing.
+    /// What the server asked this operation for; zero where it asked for nothing.
+    own_floor: Duration,
+    own_delay: Duration,
+    /// The same, with what it asked others for.
     floor: Duration,
     delay: Duration,
+}
+
+impl From<Refused> for Stop {
+    fn from(refused: Refused) -> Self {
+        Self {
+            reason: StopReason::BreakerOpen,
+            after: refused.after,
+        }
+    }
 }

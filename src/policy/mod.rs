@@ -7,24 +7,32 @@
 
 mod admit;
 mod backoff;
+mod breaker;
 mod budget;
 mod call;
 mod certainty;
 mod decide;
 mod limits;
+mod pushback;
 mod stop;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+pub(crate) use self::admit::Admission;
 pub use self::backoff::Backoff;
+pub use self::breaker::{BreakerSnapshot, BreakerState, CircuitBreaker, CircuitBreakerBuilder};
+pub(crate) use self::breaker::{Pass, Turned};
 pub(crate) use self::budget::Reservation;
-pub use self::budget::{RetryBudget, RetryBudgetBuilder};
+pub use self::budget::{BudgetSnapshot, RetryBudget, RetryBudgetBuilder};
 pub(crate) use self::call::Call;
 pub use self::certainty::Certainty;
-pub(crate) use self::decide::{Decision, Moment};
+pub(crate) use self::decide::Decision;
 pub(crate) use self::limits::{Limits, at_least_one, attempt_timeout};
+pub use self::pushback::FirstSends;
+pub(crate) use self::pushback::Pushback;
+pub(crate) use self::stop::Stop;
 pub use self::stop::StopReason;
 
 /// On what ground an operation may be repeated (RFC 9110 §9.2.2).
@@ -54,6 +62,25 @@ pub(crate) struct Pacing {
     pub(crate) max_retry_after: Duration,
 }
 
+/// What an operation must get past before each attempt: the client's pacing, and what it shares with
+/// other operations.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms<'t> {
+    pub(crate) pacing: &'t Pacing,
+    pub(crate) pushback: Option<&'t Pushback>,
+    pub(crate) breaker: Option<&'t CircuitBreaker>,
+    pub(crate) budget: Option<&'t RetryBudget>,
+}
+
+/// What a decision is made from besides the state of the call.
+#[derive(Clone, Copy)]
+pub(crate) struct Moment<'m> {
+    pub(crate) now: Instant,
+    pub(crate) cancelled: bool,
+    /// A uniform draw from `[0, 1)`.
+    pub(crate) draw: &'m (dyn Fn() -> f64 + Sync),
+}
+
 /// What the edge learned from one attempt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outcome {
@@ -63,8 +90,22 @@ pub(crate) struct Outcome {
     pub(crate) success: bool,
     /// The wait that the server asked for, if any.
     pub(crate) retry_after: Option<Duration>,
+    /// That wait is meant for everybody (429 and 503).
+    pub(crate) pushes_back: bool,
     /// The server asked not to be called again.
     pub(crate) veto: bool,
+    /// A layer of this crate below has used up or refused the retries.
+    pub(crate) retried_below: bool,
+    pub(crate) health: Health,
+}
+
+/// What an operation that ends with this outcome shows of the service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Health {
+    Good,
+    Bad,
+    /// It was never asked, or the request was at fault.
+    NotShown,
 }
 
 /// What the attempt's result means for a repeat, safety aside.

@@ -1,11 +1,13 @@
 //! Why an operation ended.
 
 use std::fmt;
+use std::time::Duration;
 
 /// Why no (further) attempt was started.
 ///
 /// Checked in the order in which they are listed, so a reason is only given where none of the
-/// earlier ones held; the budget comes last, so that a refusal for another reason costs no token.
+/// earlier ones held; the budget comes last of what is checked before the wait, so that a refusal for
+/// another reason costs no token. A concurrency permit is asked for after the wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StopReason {
@@ -20,23 +22,89 @@ pub enum StopReason {
     /// The operation may have been carried out, and a repeat could carry it out again: it has neither
     /// a key nor an idempotent method, or the caller has said that it must not be repeated.
     UnsafeToRepeat,
-    /// The server asked not to be called again (the configured veto header).
+    /// The server asked not to be called again (the configured veto and no-retry headers).
     ServerVeto,
+    /// Another layer of this crate retries: one around this operation, in whose attempt it was made,
+    /// or one below it, which has used up or refused the retries already.
+    NestedLayer,
     /// As many attempts as allowed were made.
     AttemptsExhausted,
     /// The request body was a stream, which can be sent only once.
     BodyNotReplayable,
-    /// The server asked for a longer wait than the deadline or `max_retry_after` allows.
+    /// The server asked, in its answer to this operation or to another one that shares its
+    /// [`LoadControl`](crate::LoadControl), for a longer wait than the deadline or
+    /// `max_retry_after` allows.
     RetryAfterTooLong,
     /// Too little time is left before the deadline for a wait and a useful attempt.
     DeadlineTooClose,
-    /// The circuit breaker is open. Not given yet: there is none.
+    /// The circuit breaker is open, or half-open with all its permits out.
     BreakerOpen,
     /// The shared retry budget has no token left.
     BudgetExhausted,
-    /// Another layer of this crate around this one is responsible for retries. Not given yet: where
-    /// that can be seen, requests pass through.
-    NestedLayer,
+    /// As many attempts as the concurrency limit allows were under way until it was too late.
+    ConcurrencyLimit,
+}
+
+impl StopReason {
+    /// All of them, in this order.
+    pub(crate) const ALL: [Self; 14] = [
+        Self::InvalidInput,
+        Self::Cancelled,
+        Self::NotRetryable,
+        Self::KeyExpired,
+        Self::UnsafeToRepeat,
+        Self::ServerVeto,
+        Self::NestedLayer,
+        Self::AttemptsExhausted,
+        Self::BodyNotReplayable,
+        Self::RetryAfterTooLong,
+        Self::DeadlineTooClose,
+        Self::BreakerOpen,
+        Self::BudgetExhausted,
+        Self::ConcurrencyLimit,
+    ];
+
+    /// Whether code around this layer must not send the operation again of its own accord: another
+    /// send was refused to protect the service, by the server's wish, or because it could be a second
+    /// order. A loop of your own around a client asks this before it goes round again.
+    ///
+    /// ```
+    /// use reqwest_idempotent_retry::RetryErrorExt;
+    ///
+    /// fn may_go_round_again(error: &reqwest_middleware::Error) -> bool {
+    ///     error.retry_error().is_none_or(|stopped| !stopped.stop().forbids_retry())
+    /// }
+    /// ```
+    #[must_use]
+    pub fn forbids_retry(self) -> bool {
+        matches!(
+            self,
+            Self::Cancelled
+                | Self::KeyExpired
+                | Self::UnsafeToRepeat
+                | Self::ServerVeto
+                | Self::RetryAfterTooLong
+                | Self::BreakerOpen
+                | Self::BudgetExhausted
+                | Self::ConcurrencyLimit
+        )
+    }
+}
+
+/// A stop, with the time after which another try may be let through, where that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stop {
+    pub(crate) reason: StopReason,
+    pub(crate) after: Option<Duration>,
+}
+
+impl From<StopReason> for Stop {
+    fn from(reason: StopReason) -> Self {
+        Self {
+            reason,
+            after: None,
+        }
+    }
 }
 
 impl fmt::Display for StopReason {
@@ -55,6 +123,7 @@ impl fmt::Display for StopReason {
             Self::BreakerOpen => "breaker open",
             Self::BudgetExhausted => "retry budget exhausted",
             Self::NestedLayer => "nested layer",
+            Self::ConcurrencyLimit => "concurrency limit reached",
         })
     }
 }

@@ -1,8 +1,9 @@
 //! A token bucket in one atomic word: balance and trickle mark change together or not at all.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Parts of a token that an earning bucket counts in: fractions of four decimals are exact.
 const PARTS: u32 = 10_000;
@@ -26,6 +27,8 @@ pub(super) struct TokenBucket {
     earned: u32,
     /// The most that is held, in the same units.
     capacity: u32,
+    /// What is held at the start, in the same units.
+    initial: u32,
     trickle: Option<Trickle>,
 }
 
@@ -58,19 +61,36 @@ impl TokenBucket {
         token: u32,
         earned: u32,
         capacity: u32,
-        balance: u32,
+        initial: u32,
         trickle: Option<Duration>,
     ) -> Self {
+        let first = State {
+            balance: initial,
+            tick: 0,
+        };
         Self {
-            word: AtomicU64::new(State { balance, tick: 0 }.pack()),
+            word: AtomicU64::new(first.pack()),
             token,
             earned,
             capacity,
+            initial,
             trickle: trickle.map(|every| Trickle {
                 every,
                 origin: OnceLock::new(),
             }),
         }
+    }
+
+    /// Another one with the same figures, as it is at the start.
+    pub(super) fn another(&self) -> Self {
+        let trickle = self.trickle.as_ref().map(|trickle| trickle.every);
+        Self::new(
+            self.token,
+            self.earned,
+            self.capacity,
+            self.initial,
+            trickle,
+        )
     }
 
     pub(super) fn balance(&self) -> f64 {

@@ -3,12 +3,13 @@
 mod bucket;
 mod window;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::bucket::TokenBucket;
 use self::window::SlidingWindow;
 use crate::invalid::InvalidInput;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Shared tokens: every retry of every operation spends one, well answered operations earn them.
 ///
@@ -53,6 +54,9 @@ use crate::invalid::InvalidInput;
 #[derive(Debug)]
 pub struct RetryBudget {
     ledger: Ledger,
+    given: AtomicU64,
+    returned: AtomicU64,
+    refused: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -84,9 +88,7 @@ impl Default for RetryBudget {
 
 impl From<TokenBucket> for RetryBudget {
     fn from(bucket: TokenBucket) -> Self {
-        Self {
-            ledger: Ledger::Bucket(bucket),
-        }
+        Self::with(Ledger::Bucket(bucket))
     }
 }
 
@@ -124,8 +126,24 @@ impl RetryBudget {
                 "must be from one second to one hour",
             ));
         }
-        Ok(Self {
-            ledger: Ledger::Window(Mutex::new(SlidingWindow::new(ratio, per_second, span))),
+        let window = SlidingWindow::new(ratio, per_second, span);
+        Ok(Self::with(Ledger::Window(Mutex::new(window))))
+    }
+
+    fn with(ledger: Ledger) -> Self {
+        Self {
+            ledger,
+            given: AtomicU64::new(0),
+            returned: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    /// Another one with the same settings, as it is at the start.
+    pub(crate) fn another(&self) -> Self {
+        Self::with(match &self.ledger {
+            Ledger::Bucket(bucket) => Ledger::Bucket(bucket.another()),
+            Ledger::Window(window) => Ledger::Window(Mutex::new(lock(window).another())),
         })
     }
 
@@ -136,6 +154,17 @@ impl RetryBudget {
         match &self.ledger {
             Ledger::Bucket(bucket) => bucket.balance(),
             Ledger::Window(window) => lock(window).balance(),
+        }
+    }
+
+    /// Figures for a dashboard or a log.
+    #[must_use]
+    pub fn snapshot(&self) -> BudgetSnapshot {
+        BudgetSnapshot {
+            balance: self.balance(),
+            given: self.given.load(Ordering::Relaxed),
+            returned: self.returned.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
         }
     }
 
@@ -152,6 +181,11 @@ impl RetryBudget {
             Ledger::Bucket(bucket) => bucket.take(now),
             Ledger::Window(window) => lock(window).reserve(now, counted),
         };
+        let count = match is_taken {
+            true => &self.given,
+            false => &self.refused,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
         is_taken.then(|| Reservation { budget: Some(self) })
     }
 
@@ -170,10 +204,46 @@ impl RetryBudget {
     }
 
     fn give_back(&self) {
+        self.returned.fetch_add(1, Ordering::Relaxed);
         match &self.ledger {
             Ledger::Bucket(bucket) => bucket.give_back(),
             Ledger::Window(window) => lock(window).give_back(),
         }
+    }
+}
+
+/// Figures of a [`RetryBudget`] at one moment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BudgetSnapshot {
+    balance: f64,
+    given: u64,
+    returned: u64,
+    refused: u64,
+}
+
+impl BudgetSnapshot {
+    /// As [`RetryBudget::balance`].
+    #[must_use]
+    pub fn balance(&self) -> f64 {
+        self.balance
+    }
+
+    /// Tokens given out for retries so far.
+    #[must_use]
+    pub fn given(&self) -> u64 {
+        self.given
+    }
+
+    /// Those of them that came back unused: the retry was not sent.
+    #[must_use]
+    pub fn returned(&self) -> u64 {
+        self.returned
+    }
+
+    /// Retries refused for want of a token.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused
     }
 }
 

@@ -25,9 +25,19 @@ pub(super) struct SlidingWindow {
 impl SlidingWindow {
     pub(super) fn new(ratio: f64, per_second: u32, span: Duration) -> Self {
         let span = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+        let reserve = u64::from(per_second) * span / 1000;
+        Self::empty(u64::from(parts(ratio)), reserve, span)
+    }
+
+    /// Another one with the same figures, empty.
+    pub(super) fn another(&self) -> Self {
+        Self::empty(self.ratio, self.reserve, self.span)
+    }
+
+    fn empty(ratio: u64, reserve: u64, span: u64) -> Self {
         Self {
-            ratio: u64::from(parts(ratio)),
-            reserve: u64::from(per_second) * span / 1000,
+            ratio,
+            reserve,
             span,
             origin: None,
             operations: Events::default(),

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use super::{ms, secs};
 use crate::clock;
 use crate::policy::{
-    Backoff, Call, Certainty, Decision, Limits, Moment, Outcome, Pacing, ReplayClass, StopReason,
-    Verdict,
+    Admission, Backoff, Call, Certainty, Decision, Health, Limits, Moment, Outcome, Pacing,
+    ReplayClass, StopReason, Terms, Verdict,
 };
 
 const LIMITS: Limits = Limits {
@@ -35,7 +35,10 @@ fn ended(certainty: Certainty) -> Outcome {
         certainty,
         success: false,
         retry_after: None,
+        pushes_back: false,
         veto: false,
+        retried_below: false,
+        health: Health::Bad,
     }
 }
 
@@ -51,20 +54,47 @@ const SUCCESS: Outcome = Outcome {
     certainty: Certainty::Answered,
     success: true,
     retry_after: None,
+    pushes_back: false,
     veto: false,
+    retried_below: false,
+    health: Health::Good,
 };
 
-fn at(now: Instant) -> Moment {
+fn at(now: Instant) -> Moment<'static> {
     Moment {
         now,
-        draw: 0.5,
         cancelled: false,
+        draw: &|| 0.5,
     }
 }
 
+/// Nothing is shared with other operations.
+fn alone(pacing: &Pacing) -> Terms<'_> {
+    Terms {
+        pacing,
+        pushback: None,
+        breaker: None,
+        budget: None,
+    }
+}
+
+/// The limit of an attempt that may start.
+fn admit(call: &mut Call, at: Moment<'_>) -> Result<Option<Duration>, StopReason> {
+    let pacing = always(ms(1));
+    match call.admit(&alone(&pacing), at, at.now) {
+        Ok(Admission::Start { limit, .. }) => Ok(limit),
+        Ok(Admission::Wait(delay)) => panic!("asked to wait for {delay:?}"),
+        Err(stop) => Err(stop.reason),
+    }
+}
+
+fn start(call: &mut Call) {
+    call.start_attempt(&alone(&always(ms(1))), clock::now());
+}
+
 fn attempt(call: &mut Call, outcome: &Outcome) {
-    call.start_attempt(None, clock::now());
-    call.record(outcome);
+    start(call);
+    call.record(outcome, &alone(&always(ms(1))), clock::now());
 }
 
 /// The wait or the stop after a first attempt.
@@ -75,9 +105,9 @@ fn after_first(
     now: Instant,
 ) -> Result<Duration, Option<StopReason>> {
     attempt(call, outcome);
-    match call.decide(outcome, pacing, None, at(now)) {
+    match call.decide(outcome, &alone(pacing), at(now)) {
         Decision::Wait { delay, .. } => Ok(delay),
-        Decision::Return(stop) => Err(stop),
+        Decision::Return(stop) => Err(stop.map(|stop| stop.reason)),
     }
 }
 
@@ -126,12 +156,15 @@ mod limits {
             reserve: ms(30),
             ..LIMITS
         };
-        let call = call_until(now + ms(100), reserved);
-        assert_eq!(call.admit(now, false), Ok(Some(ms(70))));
+        let mut call = call_until(now + ms(100), reserved);
+        assert_eq!(admit(&mut call, at(now)), Ok(Some(ms(70))));
         assert_eq!(call.time_left(now), Some(ms(100)));
-        assert_eq!(call.admit(now + ms(69), false), Ok(Some(ms(1))));
+        assert_eq!(admit(&mut call, at(now + ms(69))), Ok(Some(ms(1))));
         let late = now + ms(69) + NANOSECOND;
-        assert_eq!(call.admit(late, false), Err(StopReason::DeadlineTooClose));
+        assert_eq!(
+            admit(&mut call, at(late)),
+            Err(StopReason::DeadlineTooClose)
+        );
     }
 
     #[test]
@@ -142,28 +175,28 @@ mod limits {
             ..LIMITS
         };
         assert_eq!(
-            call(ReplayClass::Safe, timed).admit(now, false),
+            admit(&mut call(ReplayClass::Safe, timed), at(now)),
             Ok(Some(ms(40)))
         );
-        let call = call_until(now + ms(100), timed);
-        assert_eq!(call.admit(now, false), Ok(Some(ms(40))));
-        assert_eq!(call.admit(now + ms(75), false), Ok(Some(ms(25))));
+        let mut call = call_until(now + ms(100), timed);
+        assert_eq!(admit(&mut call, at(now)), Ok(Some(ms(40))));
+        assert_eq!(admit(&mut call, at(now + ms(75))), Ok(Some(ms(25))));
     }
 
     #[test]
     fn without_a_deadline_nothing_is_limited() {
         let now = clock::now();
-        let call = call(ReplayClass::Safe, LIMITS);
-        assert_eq!(call.admit(now, false), Ok(None));
+        let mut call = call(ReplayClass::Safe, LIMITS);
+        assert_eq!(admit(&mut call, at(now)), Ok(None));
         assert_eq!(call.time_left(now), None);
     }
 
     #[test]
     fn a_deadline_that_has_passed_admits_nothing() {
         let now = clock::now();
-        let call = call_until(now, LIMITS);
+        let mut call = call_until(now, LIMITS);
         for late in [Duration::ZERO, secs(1)] {
-            let admitted = call.admit(now + late, false);
+            let admitted = admit(&mut call, at(now + late));
             assert_eq!(admitted, Err(StopReason::DeadlineTooClose));
             assert_eq!(call.time_left(now + late), Some(Duration::ZERO));
         }
@@ -171,8 +204,17 @@ mod limits {
 
     #[test]
     fn a_cancelled_operation_is_not_admitted() {
-        let call = call(ReplayClass::Safe, LIMITS);
-        assert_eq!(call.admit(clock::now(), true), Err(StopReason::Cancelled));
+        let mut call = call(ReplayClass::Safe, LIMITS);
+        assert_eq!(
+            admit(
+                &mut call,
+                Moment {
+                    cancelled: true,
+                    ..at(clock::now())
+                }
+            ),
+            Err(StopReason::Cancelled)
+        );
     }
 
     #[test]
@@ -180,7 +222,7 @@ mod limits {
         let mut call = call(ReplayClass::Safe, LIMITS);
         for expected in [false, false, true] {
             assert_eq!(call.is_last_attempt(), expected);
-            call.start_attempt(None, clock::now());
+            start(&mut call);
         }
         assert_eq!(call.attempts(), 3);
     }
@@ -307,7 +349,8 @@ mod waits {
             cancelled: true,
             ..at(clock::now())
         };
-        let decision = call.decide(&SUCCESS, &always(ms(1)), None, cancelled);
+        let pacing = always(ms(1));
+        let decision = call.decide(&SUCCESS, &alone(&pacing), cancelled);
         assert!(matches!(decision, Decision::Return(None)));
     }
 }
@@ -348,9 +391,9 @@ mod key_lifetime {
             after_first(&mut call, &outcome, &always(ms(100)), start),
             Ok(ms(100))
         );
-        assert_eq!(call.admit(start + ms(99), false), Ok(None));
+        assert_eq!(admit(&mut call, at(start + ms(99))), Ok(None));
         assert_eq!(
-            call.admit(start + ms(100), false),
+            admit(&mut call, at(start + ms(100))),
             Err(StopReason::KeyExpired)
         );
     }
@@ -358,7 +401,7 @@ mod key_lifetime {
     #[test]
     fn a_first_send_needs_no_key_that_lives() {
         let now = clock::now();
-        assert_eq!(keyed(now, None).admit(now, false), Ok(None));
+        assert_eq!(admit(&mut keyed(now, None), at(now)), Ok(None));
     }
 
     #[test]
@@ -367,7 +410,7 @@ mod key_lifetime {
         let admitted_after = |earlier| {
             let mut call = Call::new(ReplayClass::Keyed, LIMITS, Some(earlier));
             call.key_expires = Some(now);
-            call.admit(now, false)
+            admit(&mut call, at(now))
         };
         let expired = Err(StopReason::KeyExpired);
         assert_eq!(admitted_after(Certainty::NotSent), Ok(None));
@@ -444,8 +487,8 @@ mod certainty {
     #[test]
     fn an_unsafe_operation_that_an_earlier_run_left_open_is_not_sent() {
         let admitted_after = |earlier| {
-            let call = Call::new(ReplayClass::Unsafe, LIMITS, Some(earlier));
-            call.admit(clock::now(), false)
+            let mut call = Call::new(ReplayClass::Unsafe, LIMITS, Some(earlier));
+            admit(&mut call, at(clock::now()))
         };
         assert_eq!(admitted_after(NotSent), Ok(None));
         assert_eq!(admitted_after(NotProcessed), Ok(None));
@@ -467,21 +510,20 @@ mod certainty {
 #[test]
 fn every_stop_reason_has_words_of_its_own() {
     let words = [
-        (StopReason::InvalidInput, "invalid input"),
-        (StopReason::Cancelled, "cancelled"),
-        (StopReason::NotRetryable, "not retryable"),
-        (StopReason::KeyExpired, "idempotency key expired"),
-        (StopReason::UnsafeToRepeat, "unsafe to repeat"),
-        (StopReason::ServerVeto, "the server asked not to retry"),
-        (StopReason::AttemptsExhausted, "attempts exhausted"),
-        (StopReason::BodyNotReplayable, "body not replayable"),
-        (StopReason::RetryAfterTooLong, "Retry-After too long"),
-        (StopReason::DeadlineTooClose, "deadline too close"),
-        (StopReason::BreakerOpen, "breaker open"),
-        (StopReason::BudgetExhausted, "retry budget exhausted"),
-        (StopReason::NestedLayer, "nested layer"),
+        "invalid input",
+        "cancelled",
+        "not retryable",
+        "idempotency key expired",
+        "unsafe to repeat",
+        "the server asked not to retry",
+        "nested layer",
+        "attempts exhausted",
+        "body not replayable",
+        "Retry-After too long",
+        "deadline too close",
+        "breaker open",
+        "retry budget exhausted",
+        "concurrency limit reached",
     ];
-    for (reason, words) in words {
-        assert_eq!(reason.to_string(), words);
-    }
+    assert_eq!(StopReason::ALL.map(|reason| reason.to_string()), words);
 }

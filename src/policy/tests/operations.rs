@@ -11,7 +11,8 @@ use super::oracle::{ExpectedWait, NaivePurse, Nanos, Oracle, is_maybe_done, nano
 use super::plan::{Curve, DRAWS, Interrupt, Plan, Purse, Script, Step, plans};
 use crate::clock;
 use crate::policy::{
-    Call, Certainty, Decision, Moment, Outcome, ReplayClass, Reservation, RetryBudget, StopReason,
+    Admission, Call, Certainty, Decision, Moment, Outcome, ReplayClass, Reservation, RetryBudget,
+    Stop, StopReason, Terms,
 };
 
 const CASES: u32 = 24_000;
@@ -102,6 +103,13 @@ fn every_operation_keeps_every_promise() {
 fn play(plan: &Plan, tally: &Tally) {
     tally.count_settings(plan);
     let budget = plan.purse.budget();
+    let pacing = plan.pacing();
+    let terms = Terms {
+        pacing: &pacing,
+        pushback: None,
+        breaker: None,
+        budget: budget.as_ref(),
+    };
     let mut purse = NaivePurse::of(&plan.purse);
     let mut time = Timeline {
         base: clock::now(),
@@ -110,7 +118,7 @@ fn play(plan: &Plan, tally: &Tally) {
     let mut retries = 0;
     for script in &plan.scripts {
         time.pass(nanos(script.gap));
-        let run = Run::begin(plan, budget.as_ref(), &mut purse, time, tally);
+        let run = Run::begin(plan, terms, &mut purse, time, tally);
         let course = run.play(script);
         course.keeps_its_promises(plan);
         retries += course.retries;
@@ -150,7 +158,7 @@ fn duration(span: Nanos) -> Duration {
 /// An operation on its way, with the oracle beside it.
 struct Run<'r> {
     plan: &'r Plan,
-    budget: Option<&'r RetryBudget>,
+    terms: Terms<'r>,
     oracle: Oracle<'r>,
     call: Call,
     time: Timeline,
@@ -164,7 +172,7 @@ type Token<'r> = Reservation<'r>;
 impl<'r> Run<'r> {
     fn begin(
         plan: &'r Plan,
-        budget: Option<&'r RetryBudget>,
+        terms: Terms<'r>,
         purse: &'r mut NaivePurse,
         time: Timeline,
         tally: &'r Tally,
@@ -176,7 +184,7 @@ impl<'r> Run<'r> {
         let oracle = Oracle::begin(plan, purse, time.now);
         Self {
             plan,
-            budget,
+            terms,
             course: Course::new(time, &oracle),
             oracle,
             call,
@@ -216,8 +224,16 @@ impl<'r> Run<'r> {
 
     fn admit(&mut self, step: &Step) -> Result<Option<Nanos>, StopReason> {
         let cancelled = self.is_interrupted(step, Interrupt::BeforeStart, "cancelled before start");
-        let admitted = self.call.admit(self.time.instant(), cancelled);
-        let admitted = admitted.map(|limit| limit.map(nanos));
+        let at = Moment {
+            now: self.time.instant(),
+            cancelled,
+            draw: &|| 0.0,
+        };
+        let admitted = match self.call.admit(&self.terms, at, at.now) {
+            Ok(Admission::Start { limit, .. }) => Ok(limit.map(nanos)),
+            Ok(Admission::Wait(_)) => panic!("nobody pushes back"),
+            Err(stop) => Err(stop.reason),
+        };
         assert_eq!(admitted, self.oracle.admit(self.time.now, cancelled));
         if let Err(reason) = admitted {
             self.tally.count(&format!("not admitted {reason:?}"));
@@ -240,7 +256,7 @@ impl<'r> Run<'r> {
             self.call.is_last_attempt(),
             started + 1 >= self.plan.limits.max_attempts
         );
-        self.call.start_attempt(self.budget, self.time.instant());
+        self.call.start_attempt(&self.terms, self.time.instant());
         self.oracle.start(self.time.now);
         assert_eq!(self.call.attempts(), started + 1);
         self.course.attempts.push(Try {
@@ -276,7 +292,7 @@ impl<'r> Run<'r> {
     fn land(&mut self, outcome: &Outcome) {
         let was_unclear = self.call.maybe_applied();
         let before = self.call.certainty();
-        self.call.record(outcome);
+        self.call.record(outcome, &self.terms, self.time.instant());
         self.oracle.record(outcome);
         let after = self.call.certainty();
         assert_eq!(after, self.oracle.certainty());
@@ -297,11 +313,10 @@ impl<'r> Run<'r> {
         let cancelled = self.is_interrupted(step, Interrupt::AtLanding, "cancelled at landing");
         let at = Moment {
             now: self.time.instant(),
-            draw: f64::from(step.draw) / f64::from(DRAWS),
             cancelled,
+            draw: &|| f64::from(step.draw) / f64::from(DRAWS),
         };
-        let pacing = self.plan.pacing();
-        let decided = self.call.decide(outcome, &pacing, self.budget, at);
+        let decided = self.call.decide(outcome, &self.terms, at);
         let expected = self
             .oracle
             .decide(outcome, self.time.now, step.draw, cancelled);
@@ -311,7 +326,7 @@ impl<'r> Run<'r> {
                 self.note_wait(wait);
                 Some((wait, token))
             }
-            (Decision::Return(Some(reason)), Err(expected)) => {
+            (Decision::Return(Some(Stop { reason, .. })), Err(expected)) => {
                 assert_eq!(reason, expected);
                 self.tally.count(&format!("decided {reason:?}"));
                 None
@@ -338,7 +353,7 @@ impl<'r> Run<'r> {
 
     fn hand_on(&mut self) {
         self.tally.count("handed on");
-        if let Some(budget) = self.budget {
+        if let Some(budget) = self.terms.budget {
             budget.earn(self.time.instant());
             self.oracle.earn(self.time.now);
         }
@@ -349,7 +364,7 @@ impl<'r> Run<'r> {
             drop(token);
             self.oracle.give_back();
             self.course.refunds += 1;
-            if self.budget.is_some() {
+            if self.terms.budget.is_some() {
                 self.tally.count("refund");
             }
         }

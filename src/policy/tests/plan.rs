@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use crate::policy::{
-    Backoff, Certainty, Limits, Outcome, Pacing, ReplayClass, RetryBudget, Verdict,
+    Backoff, Certainty, Health, Limits, Outcome, Pacing, ReplayClass, RetryBudget, Verdict,
 };
 
 /// The unit of nearly every span of a plan, about 17 ms. A power of two in nanoseconds divides
@@ -122,7 +122,10 @@ impl Step {
             },
             success: false,
             retry_after: None,
+            pushes_back: false,
             veto: false,
+            retried_below: false,
+            health: Health::Bad,
         }
     }
 }
@@ -321,7 +324,10 @@ fn outcome(dice: &mut Dice) -> Outcome {
             6..=8 => Some(dice.grains(1..40)),
             _ => Some(dice.grains(40..200)),
         },
+        pushes_back: false,
         veto: dice.is_one_in(25),
+        retried_below: false,
+        health: Health::NotShown,
     }
 }
 

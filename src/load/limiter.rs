@@ -1,0 +1,63 @@
+//! How many attempts may be under way at once.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::{AcquireError, Semaphore, SemaphorePermit};
+
+/// Permits for attempts, handed out in the order in which they were asked for.
+#[derive(Debug)]
+pub(crate) struct Limiter {
+    permits: Semaphore,
+    limit: usize,
+    waiting: AtomicUsize,
+}
+
+impl Limiter {
+    /// `limit` has been checked.
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            permits: Semaphore::new(limit),
+            limit,
+            waiting: AtomicUsize::new(0),
+        }
+    }
+
+    /// A permit, if one is free.
+    pub(crate) fn try_acquire(&self) -> Option<SemaphorePermit<'_>> {
+        self.permits.try_acquire().ok()
+    }
+
+    /// Takes a place in the line for a permit, which comes once [`Place::permit`] is waited for.
+    pub(crate) fn line_up(&self) -> Place<'_> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        Place(self)
+    }
+
+    /// Attempts under way.
+    pub(super) fn in_flight(&self) -> usize {
+        self.limit.saturating_sub(self.permits.available_permits())
+    }
+
+    /// Attempts waiting for a permit.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+}
+
+/// One in the line. Dropped, it has left.
+pub(crate) struct Place<'l>(&'l Limiter);
+
+impl<'l> Place<'l> {
+    /// The permit. It fails only for a closed semaphore, and nobody closes ours.
+    pub(crate) fn permit(
+        &self,
+    ) -> impl Future<Output = Result<SemaphorePermit<'l>, AcquireError>> + use<'l> {
+        self.0.permits.acquire()
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
