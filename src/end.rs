@@ -52,7 +52,8 @@ impl End {
             left_host: false,
             sent: watch.map_or(Sent::Untracked, Watch::sent),
         };
-        match result {
+        let is_spent_below = watch.is_some_and(Watch::is_spent_below);
+        let mut end = match result {
             Bounded::Cancelled => None,
             Bounded::TimedOut => {
                 let (outcome, failure) = classify::timeout(on);
@@ -75,7 +76,9 @@ impl End {
                 outcome.retried_below = response.retry_report().is_some_and(RetryReport::is_spent);
                 Some(Self::answered(outcome, response))
             }
-        }
+        }?;
+        end.outcome.retried_below |= is_spent_below;
+        Some(end)
     }
 
     fn failed(outcome: Outcome, failure: Failure, cause: Cause) -> Self {

@@ -1,29 +1,73 @@
 //! Operations within operations: a layer between that answers an attempt by calls of its own, in the
-//! same task. Only the outermost operation retries, or attempts would multiply.
+//! same task. One layer retries, or attempts would multiply.
+//!
+//! The outermost one does, where its repeat makes the inner operation alike. Where it would make it
+//! anew (a POST without a key, or with a key that is made afresh), the inner operation retries by
+//! itself, and the outer one does not.
 
 use std::cell::Cell;
 
 thread_local! {
-    /// This thread is polling an attempt of an operation that may make another one.
-    static IN_AN_ATTEMPT: Cell<bool> = const { Cell::new(false) };
+    /// The attempt that this thread is polling.
+    static POLLED: Cell<Option<Within>> = const { Cell::new(None) };
 }
 
-/// Whether what runs now runs within an attempt that another layer of this crate would repeat.
+/// An attempt, to the operations made within it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Within {
+    /// Another attempt may follow it.
+    may_be_repeated: bool,
+    /// An operation within it has been repeated already, or must not be.
+    is_spent: bool,
+}
+
+impl Within {
+    pub(crate) fn attempt(may_be_repeated: bool) -> Self {
+        Self {
+            may_be_repeated,
+            is_spent: false,
+        }
+    }
+
+    /// Whether no other attempt must follow it.
+    pub(crate) fn is_spent(self) -> bool {
+        self.is_spent
+    }
+
+    /// Polls or drops the attempt.
+    pub(crate) fn during<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let outer = POLLED.get();
+        let may_be_repeated = outer.is_some_and(|outer| outer.may_be_repeated);
+        POLLED.set(Some(Self {
+            may_be_repeated: self.may_be_repeated || may_be_repeated,
+            ..*self
+        }));
+        let _outer = PutBack(outer);
+        let result = work();
+        self.is_spent = POLLED.get().is_some_and(Self::is_spent);
+        result
+    }
+}
+
+/// Whether what runs now runs within an attempt that another layer of this crate may repeat.
 pub(crate) fn is_within_an_attempt() -> bool {
-    IN_AN_ATTEMPT.get()
+    POLLED.get().is_some_and(|within| within.may_be_repeated)
 }
 
-/// Polls an attempt. `may_be_repeated`: another one may follow it.
-pub(crate) fn while_polling<T>(may_be_repeated: bool, poll: impl FnOnce() -> T) -> T {
-    let _outer = Outer(IN_AN_ATTEMPT.replace(may_be_repeated || IN_AN_ATTEMPT.get()));
-    poll()
+/// An operation has ended that must not be repeated from outside.
+pub(crate) fn note_spent() {
+    let within = POLLED.get();
+    POLLED.set(within.map(|within| Within {
+        is_spent: true,
+        ..within
+    }));
 }
 
-/// Puts the outer state back, also when the poll panics.
-struct Outer(bool);
+/// Puts the outer attempt back, also when the poll panics.
+struct PutBack(Option<Within>);
 
-impl Drop for Outer {
+impl Drop for PutBack {
     fn drop(&mut self) {
-        IN_AN_ATTEMPT.set(self.0);
+        POLLED.set(self.0);
     }
 }

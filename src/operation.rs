@@ -135,6 +135,7 @@ impl Operation {
         );
         call.body_replayable = template.is_replayable();
         call.nested = nesting::is_within_an_attempt();
+        call.repeats_alike = replay.survives_a_repeat() && !key_is_new;
         call.key_expires = key
             .as_ref()
             .and(settings.contract.as_ref())

@@ -12,6 +12,7 @@ use crate::continuation::State;
 use crate::error::{Cause, LastAnswer, RetryError};
 use crate::invalid::InvalidInput;
 use crate::load::Load;
+use crate::nesting;
 use crate::observe;
 use crate::operation::Operation;
 use crate::policy::{Certainty, Outcome, ReplayClass, Stop, StopReason, Turned};
@@ -65,6 +66,8 @@ impl Progress {
                 elapsed: Duration::ZERO,
                 retry_after: None,
                 has_effect: true,
+                repeats_alike: true,
+                is_spent_below: false,
             },
             handle,
             state: None,
@@ -84,6 +87,7 @@ impl Progress {
         self.account.key = key.cloned();
         self.account.certainty = operation.call.certainty();
         self.account.has_effect = operation.call.replay != ReplayClass::Safe;
+        self.account.repeats_alike = operation.call.repeats_alike;
         self.state = Some(Arc::clone(&operation.continuation.state));
         if let Some(handle) = &self.handle {
             handle.begin(key);
@@ -159,6 +163,7 @@ impl Progress {
         let Some(flight) = self.flight.take() else {
             return;
         };
+        self.account.is_spent_below = flight.watch.is_spent_below();
         let record = AttemptRecord {
             took: now.saturating_duration_since(flight.started),
             status,
@@ -270,6 +275,9 @@ impl Progress {
         self.account.elapsed = clock::now().saturating_duration_since(self.started);
         if let Some(state) = &self.state {
             state.end(self.left_open());
+        }
+        if self.account.is_spent() {
+            nesting::note_spent();
         }
         if let Some(load) = &self.load {
             load.count(self.account.stop, self.account.attempts.len());

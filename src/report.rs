@@ -30,6 +30,20 @@ pub(crate) struct Account {
     pub(crate) retry_after: Option<Duration>,
     /// Whether the request asks for an effect, which could then have happened or not.
     pub(crate) has_effect: bool,
+    /// Whether the caller's own repeat would be the same operation.
+    pub(crate) repeats_alike: bool,
+    /// An operation made within the last attempt must not be made once more.
+    pub(crate) is_spent_below: bool,
+}
+
+impl Account {
+    /// Whether it has been repeated already, or must not be, or would be made a second time.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.attempts.len() > 1
+            || self.is_spent_below
+            || self.stop.is_some_and(StopReason::forbids_retry)
+            || (self.has_effect && !self.repeats_alike && self.certainty == Certainty::Unknown)
+    }
 }
 
 impl From<Account> for RetryReport {
@@ -120,10 +134,9 @@ impl RetryReport {
         }
     }
 
-    /// Whether a layer around the one that this report is of must not repeat the operation: it has been
-    /// repeated already, or may not be.
+    /// Whether a layer around the one that this report is of must not repeat the operation.
     pub(crate) fn is_spent(&self) -> bool {
-        self.0.attempts.len() > 1 || self.0.stop.is_some_and(StopReason::forbids_retry)
+        self.0.is_spent()
     }
 
     fn is_another_layers_failure(&self) -> bool {

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use reqwest::{Response, Url};
 use reqwest_middleware::Result;
 
-use crate::nesting;
+use crate::nesting::Within;
 use crate::redirect::{self, Hops};
 use crate::tracking::Evidence;
 
@@ -26,8 +26,7 @@ pub(crate) struct Watch {
     moved_to: Option<Url>,
     /// The run has had to wait, as all that is sent must.
     has_waited: bool,
-    /// Another attempt may follow, so operations made within this one leave retries to it.
-    may_be_repeated: bool,
+    within: Within,
 }
 
 /// Whether the request has left, as far as its body can tell.
@@ -49,14 +48,14 @@ impl Watch {
             body_discarded: false,
             moved_to: None,
             has_waited: false,
-            may_be_repeated,
+            within: Within::attempt(may_be_repeated),
         }
     }
 
     /// Watches `run` from here on.
     pub(crate) fn over<'a>(&'a mut self, run: Run<'a>) -> Watched<'a> {
         Watched {
-            run,
+            run: Some(run),
             watch: self,
             ended: false,
         }
@@ -70,6 +69,11 @@ impl Watch {
 
     pub(crate) fn hops(&self) -> &Hops {
         &self.hops
+    }
+
+    /// Whether an operation that was made within it must not be made once more.
+    pub(crate) fn is_spent_below(&self) -> bool {
+        self.within.is_spent()
     }
 
     pub(crate) fn moved_to(&self) -> Option<&Url> {
@@ -110,7 +114,8 @@ impl Watch {
 
 /// A run that tells its [`Watch`] what happens in it.
 pub(crate) struct Watched<'a> {
-    run: Run<'a>,
+    /// `None` only once it is dropped.
+    run: Option<Run<'a>>,
     watch: &'a mut Watch,
     ended: bool,
 }
@@ -121,9 +126,11 @@ impl Future for Watched<'_> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { run, watch, ended } = self.get_mut();
         watch.note_discarded_body();
-        let result = nesting::while_polling(watch.may_be_repeated, || {
-            redirect::while_polling(&mut watch.hops, || run.as_mut().poll(context))
-        });
+        let Some(run) = run else {
+            return Poll::Pending;
+        };
+        let Watch { within, hops, .. } = &mut **watch;
+        let result = within.during(|| redirect::while_polling(hops, || run.as_mut().poll(context)));
         *ended = result.is_ready();
         watch.has_waited |= result.is_pending();
         result
@@ -131,10 +138,12 @@ impl Future for Watched<'_> {
 }
 
 impl Drop for Watched<'_> {
-    /// An abandoned run still holds the body that it would have sent.
+    /// An abandoned run still holds the body that it would have sent, and operations of its own.
     fn drop(&mut self) {
         if !self.ended {
             self.watch.note_discarded_body();
         }
+        let run = self.run.take();
+        self.watch.within.during(|| drop(run));
     }
 }

@@ -16,8 +16,11 @@ pub(crate) struct Call {
     /// The instant after which the server no longer knows the key.
     pub(crate) key_expires: Option<Instant>,
     pub(crate) body_replayable: bool,
-    /// It is made within an attempt of another operation, which is the one that retries.
+    /// It is made within an attempt of another operation, which may be repeated.
     pub(crate) nested: bool,
+    /// Sent again by its caller, it would be the same operation: its effect is that of one, or its key
+    /// is the caller's.
+    pub(crate) repeats_alike: bool,
     pub(super) attempts: u32,
     pub(super) backoff: Previous,
     pub(super) counted: Counted,
@@ -34,6 +37,7 @@ impl Call {
             key_expires: None,
             body_replayable: true,
             nested: false,
+            repeats_alike: true,
             attempts: 0,
             backoff: Previous::default(),
             counted: Counted::default(),
@@ -78,12 +82,19 @@ impl Call {
     /// Whether no attempt could follow the one about to start, so that its request may be moved
     /// instead of copied.
     pub(crate) fn is_last_attempt(&self) -> bool {
-        self.nested || self.attempts.saturating_add(1) >= self.limits.max_attempts
+        self.attempts.saturating_add(1) >= self.limits.max_attempts
     }
 
     /// Whether an attempt of it may ever be followed by another.
     pub(crate) fn may_be_repeated(&self) -> bool {
-        self.limits.max_attempts > 1 && self.body_replayable && !self.nested
+        self.limits.max_attempts > 1 && self.body_replayable
+    }
+
+    /// Whether it is the outer operation's to repeat this one: only what would be alike, or what has
+    /// not been sent.
+    pub(super) fn leaves_retries_to_outer(&self) -> bool {
+        let is_unsent = self.certainty() <= Certainty::NotProcessed;
+        self.nested && (self.repeats_alike || is_unsent)
     }
 
     /// Time left for attempts: up to the deadline, less the reserve. `Duration::MAX` without one.

@@ -71,7 +71,7 @@ impl Call {
         if outcome.veto {
             return Err(StopReason::ServerVeto.into());
         }
-        if self.nested || outcome.retried_below {
+        if self.leaves_retries_to_outer() || outcome.retried_below {
             return Err(StopReason::NestedLayer.into());
         }
         if self.attempts >= self.limits.max_attempts {
