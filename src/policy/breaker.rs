@@ -99,9 +99,9 @@ struct Rules {
 
 /// The breaker is open, or its permits are out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Refused {
+pub(crate) struct Refused {
     /// Time until it is half-open; `None` where it already is.
-    pub(super) after: Option<Duration>,
+    pub(crate) after: Option<Duration>,
 }
 
 impl Default for CircuitBreaker {
@@ -128,7 +128,7 @@ impl CircuitBreaker {
     }
 
     /// Whether an attempt could start now. Takes no permit.
-    pub(super) fn check(&self, now: Instant, is_first: bool) -> Result<(), Refused> {
+    pub(crate) fn check(&self, now: Instant, is_first: bool) -> Result<(), Refused> {
         if self.lets_pass(is_first) {
             return Ok(());
         }
@@ -136,7 +136,7 @@ impl CircuitBreaker {
     }
 
     /// An attempt is about to start.
-    pub(super) fn enter(&self, now: Instant, is_first: bool) -> Result<Pass<'_>, Refused> {
+    pub(crate) fn enter(&self, now: Instant, is_first: bool) -> Result<Pass<'_>, Refused> {
         let mut state = self.state();
         let permit = match self.lets_pass(is_first) {
             true => None,

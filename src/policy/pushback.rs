@@ -38,7 +38,7 @@ impl Pushback {
     }
 
     /// The host has asked for this wait. The latest instant that it has asked for counts.
-    pub(super) fn note(&self, now: Instant, wait: Duration) {
+    pub(crate) fn note(&self, now: Instant, wait: Duration) {
         let until = now.checked_add(wait.min(LONGEST));
         let mut latest = self.until();
         *latest = (*latest).max(until);
