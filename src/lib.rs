@@ -13,9 +13,12 @@
     )
 )]
 
+#[cfg(feature = "ambient")]
+pub mod ambient;
 mod attempt;
 mod body_factory;
 mod builder;
+mod cancel;
 mod classify;
 mod clock;
 mod continuation;
@@ -37,6 +40,7 @@ mod report;
 mod response_body;
 mod retry_after;
 mod settings;
+mod surroundings;
 mod sync;
 mod tracking;
 mod watch;

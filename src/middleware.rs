@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::attempt::{Attempt, Template};
 use crate::body_factory::FreshBody;
 use crate::builder::RetryMiddlewareBuilder;
+use crate::cancel::Cancel;
 use crate::clock::{self, Bounded};
 use crate::continuation::Continuation;
 use crate::end::{Answer, End};
@@ -35,6 +36,7 @@ use crate::progress::Progress;
 use crate::redirect;
 use crate::response_body::{Head, IncompleteBody};
 use crate::settings::Settings;
+use crate::surroundings::Surroundings;
 use crate::tracking::Evidence;
 use crate::watch::Watch;
 
@@ -108,12 +110,13 @@ impl Middleware for RetryMiddleware {
             return next.run(request, extensions).await;
         }
         let now = clock::now();
+        let around = Surroundings::here();
         let (method, url) = (request.method().clone(), request.url());
         let mut progress = Progress::begin(method, url.host_str(), extensions.get().cloned(), now);
         let mut template = Template::take(request, extensions.get().cloned());
-        self.read_ahead(&mut template, &mut progress, extensions, now)
+        self.read_ahead(&mut template, &mut progress, extensions, &around, now)
             .await?;
-        match Operation::identify(template, extensions, &self.settings, now) {
+        match Operation::identify(template, extensions, &self.settings, around, now) {
             Err(error) => Err(progress.refused(error)),
             Ok(mut operation) => {
                 let load = self.load(&operation, extensions);
@@ -195,9 +198,7 @@ impl RetryMiddleware {
             };
 
             let wake = landed.checked_add(delay);
-            if let Bounded::Cancelled =
-                bounded(pending::<()>(), wake, operation.cancel.as_ref()).await
-            {
+            if let Bounded::Cancelled = bounded(pending::<()>(), wake, &operation.cancel).await {
                 drop(token);
                 return Err(progress.stopped(StopReason::Cancelled));
             }
@@ -245,7 +246,7 @@ impl RetryMiddleware {
                     progress.waits(delay);
                     pushed_back += delay;
                     let wake = now.checked_add(delay);
-                    bounded(pending::<()>(), wake, operation.cancel.as_ref()).await;
+                    bounded(pending::<()>(), wake, &operation.cancel).await;
                     now = clock::now();
                     continue;
                 }
@@ -268,7 +269,7 @@ impl RetryMiddleware {
                     drop(pass);
                     let place = limiter.line_up();
                     let until = operation.call.latest_start();
-                    match bounded(place.permit(), until, operation.cancel.as_ref()).await {
+                    match bounded(place.permit(), until, &operation.cancel).await {
                         Bounded::Done(Ok(free)) => permit = Some(free),
                         Bounded::Cancelled => break StopReason::Cancelled.into(),
                         Bounded::TimedOut | Bounded::Done(Err(_)) => {
@@ -307,6 +308,7 @@ impl RetryMiddleware {
         template: &mut Template,
         progress: &mut Progress,
         extensions: &Extensions,
+        around: &Surroundings,
         now: Instant,
     ) -> Result<()> {
         let limits = operation::limits(extensions, &self.settings);
@@ -317,8 +319,9 @@ impl RetryMiddleware {
         let Some(stream) = template.take_stream() else {
             return Ok(());
         };
-        let until = operation::deadline(extensions, &self.settings, now);
-        match bounded(read(stream, cap), until, extensions.get()).await {
+        let until = operation::deadline(extensions, &self.settings, around, now);
+        let cancel = Cancel::of(extensions, around);
+        match bounded(read(stream, cap), until, &cancel).await {
             Bounded::Done(Ok(frames)) => {
                 template.put_back(frames);
                 Ok(())
@@ -375,7 +378,7 @@ impl RetryMiddleware {
             ))));
         };
         let run = watch.over(next.clone().run(request, extensions));
-        match bounded(run, until, operation.cancel.as_ref()).await {
+        match bounded(run, until, &operation.cancel).await {
             Bounded::Done(Ok(answer)) if watch.is_tracked() => {
                 self.follow(answer, watch, operation, extensions, next, until)
                     .await
@@ -408,7 +411,7 @@ impl RetryMiddleware {
         drop(answer);
         watch.note_moved(target);
         let run = watch.over(next.clone().run(request, extensions));
-        bounded(run, until, operation.cancel.as_ref()).await
+        bounded(run, until, &operation.cancel).await
     }
 
     /// Reads the body of an answer that would be handed on, within the attempt's limit, if that is
@@ -437,7 +440,7 @@ impl RetryMiddleware {
         let status = head.parts().status;
         progress.attempt_is_answered(status, end.outcome.certainty);
         let reading = read(body, cap);
-        let reading = bounded(reading, admitted.until(), operation.cancel.as_ref());
+        let reading = bounded(reading, admitted.until(), &operation.cancel);
         let incomplete = match reading.await {
             Bounded::Cancelled => return None,
             Bounded::Done(Ok(frames)) => {
@@ -468,7 +471,7 @@ async fn fresh_body(
     let Some(factory) = operation.template.factory() else {
         return Bounded::Done(Ok(None));
     };
-    match bounded(factory.make(), until, operation.cancel.as_ref()).await {
+    match bounded(factory.make(), until, &operation.cancel).await {
         Bounded::Done(Ok(body)) => Bounded::Done(Ok(Some(body))),
         Bounded::Done(Err(error)) => Bounded::Done(Err(Error::middleware(BodyNotMade(error)))),
         Bounded::TimedOut => Bounded::TimedOut,
@@ -531,7 +534,7 @@ impl<'t> Wait<'t> {
 async fn bounded<T>(
     work: impl Future<Output = T> + Send,
     until: Option<Instant>,
-    cancel: Option<&CancellationToken>,
+    cancel: &Cancel,
 ) -> Bounded<T> {
     let timed = async {
         match until {
@@ -541,10 +544,18 @@ async fn bounded<T>(
                 .map_or(Bounded::TimedOut, Bounded::Done),
         }
     };
-    match cancel {
-        None => timed.await,
+    let by_own = unless_cancelled(cancel.own(), timed);
+    unless_cancelled(cancel.ambient(), by_own).await
+}
+
+async fn unless_cancelled<T>(
+    token: Option<&CancellationToken>,
+    work: impl Future<Output = Bounded<T>> + Send,
+) -> Bounded<T> {
+    match token {
+        None => work.await,
         Some(token) => token
-            .run_until_cancelled(timed)
+            .run_until_cancelled(work)
             .await
             .unwrap_or(Bounded::Cancelled),
     }
@@ -567,7 +578,7 @@ async fn give_up(
     let is_small = |length| length <= DRAINED_BYTES as u64;
     let body = if answer.content_length().is_none_or(is_small) {
         let until = now.checked_add(DRAINED_FOR.min(delay));
-        match bounded(read_to_end(&mut answer), until, operation.cancel.as_ref()).await {
+        match bounded(read_to_end(&mut answer), until, &operation.cancel).await {
             Bounded::Done(body) => body,
             Bounded::TimedOut | Bounded::Cancelled => None,
         }

@@ -4,20 +4,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method};
-use tokio_util::sync::CancellationToken;
 
 use reqwest::{Response, Url};
 
 use crate::attempt::{Template, wants_the_body_at};
 
+use crate::cancel::Cancel;
 use crate::continuation::{Continuation, Identity, State};
 use crate::deadline::Deadline;
 use crate::invalid::InvalidInput;
 use crate::key::{IdempotencyKey, KeyContract};
-use crate::nesting;
 use crate::policy::{Call, Limits, ReplayClass, at_least_one, attempt_timeout};
 use crate::redirect::Hops;
 use crate::settings::Settings;
+use crate::surroundings::Surroundings;
 use crate::watch::Watch;
 
 /// The caller's word on whether repeating the request is the same as sending it once: a request
@@ -105,7 +105,7 @@ pub(crate) struct Operation {
     pub(crate) identity: Arc<Identity>,
     pub(crate) template: Template,
     pub(crate) key: Option<IdempotencyKey>,
-    pub(crate) cancel: Option<CancellationToken>,
+    pub(crate) cancel: Cancel,
     pub(crate) call: Call,
     pub(crate) continuation: Continuation,
     pub(crate) deadline: Option<Deadline>,
@@ -119,6 +119,7 @@ impl Operation {
         template: Template,
         extensions: &Extensions,
         settings: &Settings,
+        around: Surroundings,
         now: Instant,
     ) -> Result<Self, InvalidInput> {
         let Some(identity) = template.identity() else {
@@ -134,7 +135,7 @@ impl Operation {
             earlier.map(Continuation::certainty),
         );
         call.body_replayable = template.is_replayable();
-        call.nested = nesting::is_within_an_attempt();
+        call.nested = around.are_repeated;
         call.repeats_alike = replay.survives_a_repeat() && !key_is_new;
         call.key_expires = key
             .as_ref()
@@ -142,13 +143,14 @@ impl Operation {
             .and_then(KeyContract::expires_after)
             .and_then(|lifetime| first_sent.checked_add(lifetime));
         let wished = wished_deadline(extensions, settings);
-        call.deadline = deadline(extensions, settings, now);
+        call.deadline = deadline(extensions, settings, &around, now);
         let identity = Arc::new(identity);
         let is_bound = key_is_new
             || wished.is_some_and(Deadline::is_relative)
+            || (around.deadline.is_some() && call.deadline == around.deadline)
             || earlier.is_some_and(|earlier| earlier.is_bound);
         Ok(Self {
-            cancel: extensions.get().cloned(),
+            cancel: Cancel::of(extensions, &around),
             continuation: Continuation {
                 request: Arc::clone(&identity),
                 first_sent,
@@ -164,9 +166,7 @@ impl Operation {
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {
-        self.cancel
-            .as_ref()
-            .is_some_and(CancellationToken::is_cancelled)
+        self.cancel.is_cancelled()
     }
 
     /// Keyed and unsafe operations are not to be carried to another origin.
@@ -294,13 +294,16 @@ fn replay_class(method: &Method, extensions: &Extensions, has_key: bool) -> Repl
     }
 }
 
-/// The deadline of an operation whose first send is `now`.
+/// The deadline of an operation whose first send is `now`: the earlier of its own and the ambient one.
 pub(crate) fn deadline(
     extensions: &Extensions,
     settings: &Settings,
+    around: &Surroundings,
     now: Instant,
 ) -> Option<Instant> {
-    wished_deadline(extensions, settings)?.resolve(now)
+    let wished = wished_deadline(extensions, settings);
+    let own = wished.and_then(|deadline| deadline.resolve(now));
+    [own, around.deadline].into_iter().flatten().min()
 }
 
 fn wished_deadline(extensions: &Extensions, settings: &Settings) -> Option<Deadline> {
