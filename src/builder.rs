@@ -1,5 +1,8 @@
 //! Settings, checked once.
 
+#[cfg(feature = "metrics")]
+use std::borrow::Cow;
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -12,8 +15,10 @@ use crate::invalid::InvalidInput;
 use crate::key::KeyContract;
 use crate::load::LoadControl;
 use crate::middleware::RetryMiddleware;
+use crate::observe::RetryObserver;
 use crate::policy::{Backoff, Limits, Pacing, RetryBudget, at_least_one, attempt_timeout};
 use crate::settings::{self, Settings};
+use crate::timeout_header::TimeoutHeader;
 
 /// One send and two repeats: the third repeat of a request that failed three times rarely helps,
 /// and every one is load on a service that is failing.
@@ -45,7 +50,7 @@ pub(crate) const DEFAULT_MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[must_use]
 pub struct RetryMiddlewareBuilder {
     max_attempts: u32,
@@ -65,8 +70,32 @@ pub struct RetryMiddlewareBuilder {
     send_tracking: bool,
     client_is_prepared: bool,
     attempt_header: Option<HeaderName>,
+    max_attempts_header: Option<HeaderName>,
+    timeout_header: Option<TimeoutHeader>,
     sidecar_retries: bool,
+    observer: Option<Arc<dyn RetryObserver>>,
+    #[cfg(feature = "metrics")]
+    name: Cow<'static, str>,
     clock: Clock,
+}
+
+impl fmt::Debug for RetryMiddlewareBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RetryMiddlewareBuilder")
+            .field("max_attempts", &self.max_attempts)
+            .field("attempt_timeout", &self.attempt_timeout)
+            .field("minimum_attempt", &self.minimum_attempt)
+            .field("reserve", &self.reserve)
+            .field("deadline", &self.deadline)
+            .field("backoff", &self.backoff)
+            .field("max_retry_after", &self.max_retry_after)
+            .field("budget", &self.budget)
+            .field("load", &self.load)
+            .field("contract", &self.contract)
+            .field("rules", &self.rules)
+            .field("client_is_prepared", &self.client_is_prepared)
+            .finish_non_exhaustive()
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -98,7 +127,12 @@ impl Default for RetryMiddlewareBuilder {
             send_tracking: true,
             client_is_prepared: false,
             attempt_header: None,
+            max_attempts_header: None,
+            timeout_header: None,
             sidecar_retries: true,
+            observer: None,
+            #[cfg(feature = "metrics")]
+            name: Cow::Borrowed("default"),
             clock: Clock::default(),
         }
     }
@@ -261,6 +295,34 @@ impl RetryMiddlewareBuilder {
         self
     }
 
+    /// Sends the most attempts that the operation may have in this header. Default: none.
+    pub fn max_attempts_header(mut self, name: HeaderName) -> Self {
+        self.max_attempts_header = Some(name);
+        self
+    }
+
+    /// Sends the time that the attempt may still take, so that a server need not work for a caller who
+    /// has gone. Relative, rounded down, and written at the moment of each attempt: what is left of the
+    /// deadline, or of the attempt timeout if that is less. Replaces the caller's own header of that
+    /// name. Default: none; without deadline and attempt timeout nothing is sent.
+    pub fn timeout_header(mut self, header: TimeoutHeader) -> Self {
+        self.timeout_header = Some(header);
+        self
+    }
+
+    /// Who is told of every attempt, wait and end. Default: nobody but `tracing`.
+    pub fn observer(mut self, observer: Arc<dyn RetryObserver>) -> Self {
+        self.observer = Some(observer);
+        self
+    }
+
+    /// What this client is called in metrics: the label `client`. Default: `default`.
+    #[cfg(feature = "metrics")]
+    pub fn name(mut self, name: impl Into<Cow<'static, str>>) -> Self {
+        self.name = name.into();
+        self
+    }
+
     /// Whether a sidecar may repeat requests by itself. `false` sends `x-envoy-max-retries: 0`, which
     /// [Envoy](https://www.envoyproxy.io/docs/envoy/latest/configuration/http/http_filters/router_filter#x-envoy-max-retries)
     /// and the meshes built on it heed from callers they trust; a header of your own is left as it
@@ -369,7 +431,12 @@ impl RetryMiddlewareBuilder {
             send_tracking: self.send_tracking,
             client_is_prepared: self.client_is_prepared,
             attempt_header: self.attempt_header,
+            max_attempts_header: self.max_attempts_header,
+            timeout_header: self.timeout_header,
             sidecar_retries: self.sidecar_retries,
+            observer: self.observer,
+            #[cfg(feature = "metrics")]
+            name: self.name,
             clock: self.clock,
             bare: KeyContract::default(),
         }))

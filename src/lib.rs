@@ -39,9 +39,12 @@ mod redirect;
 mod report;
 mod response_body;
 mod retry_after;
+#[cfg(feature = "server")]
+pub mod server;
 mod settings;
 mod surroundings;
 mod sync;
+mod timeout_header;
 mod tracking;
 mod watch;
 
@@ -57,6 +60,9 @@ pub use crate::invalid::InvalidInput;
 pub use crate::key::{IdempotencyKey, KeyContract};
 pub use crate::load::{LoadControl, LoadControlBuilder, LoadSnapshot};
 pub use crate::middleware::RetryMiddleware;
+pub use crate::observe::RetryObserver;
+#[cfg(feature = "metrics")]
+pub use crate::observe::metrics;
 pub use crate::operation::{Idempotent, NoRetry, RetryOverride};
 pub use crate::policy::{
     Backoff, BreakerSnapshot, BreakerState, BudgetSnapshot, Certainty, CircuitBreaker,
@@ -66,3 +72,4 @@ pub use crate::report::{
     AttemptRecord, Failure, NextStep, ReportHandle, RetryReport, RetryResponseExt,
 };
 pub use crate::response_body::IncompleteBody;
+pub use crate::timeout_header::TimeoutHeader;

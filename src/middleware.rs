@@ -15,6 +15,7 @@ use reqwest::{Body, ClientBuilder, Response};
 use reqwest_middleware::{Error, Middleware, Next, Result};
 use tokio::sync::SemaphorePermit;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use crate::attempt::{Attempt, Template};
 use crate::body_factory::FreshBody;
@@ -30,7 +31,7 @@ use crate::load::{Limiter, Load};
 use crate::operation::{self, Operation};
 use crate::policy::{
     Admission, Decision, Health, Moment, Pass, ReplayClass, Reservation, Stop, StopReason, Terms,
-    Verdict,
+    Turned, Verdict,
 };
 use crate::progress::Progress;
 use crate::redirect;
@@ -111,8 +112,8 @@ impl Middleware for RetryMiddleware {
         }
         let now = clock::now();
         let around = Surroundings::here();
-        let (method, url) = (request.method().clone(), request.url());
-        let mut progress = Progress::begin(method, url.host_str(), extensions.get().cloned(), now);
+        let handle = extensions.get().cloned();
+        let mut progress = Progress::begin(&request, handle, &self.settings, now);
         let mut template = Template::take(request, extensions.get().cloned());
         self.read_ahead(&mut template, &mut progress, extensions, &around, now)
             .await?;
@@ -122,8 +123,10 @@ impl Middleware for RetryMiddleware {
                 let load = self.load(&operation, extensions);
                 progress.identified(&operation, load.clone());
                 operation.stamp(&self.settings);
+                let span = progress.span();
                 let result = self
                     .run(&mut operation, &mut progress, extensions, next, load)
+                    .instrument(span)
                     .await;
                 operation.leave_mark(extensions);
                 result
@@ -184,14 +187,14 @@ impl RetryMiddleware {
                     (delay, token)
                 }
                 (Decision::Return(stop), Some(answer)) => {
-                    self.settle(Some(ended), stop, progress, landed);
+                    let stop = self.settle(Some(ended), stop, progress, landed);
                     let settings = &self.settings;
                     return Ok(
                         answer.hand_on(stop, &outcome, settings, &terms, operation, progress)
                     );
                 }
                 (Decision::Return(stop), None) => {
-                    self.settle(Some(ended), stop, progress, landed);
+                    let stop = self.settle(Some(ended), stop, progress, landed);
                     let stop = stop.unwrap_or(StopReason::NotRetryable.into());
                     return Err(progress.stopped(stop));
                 }
@@ -203,7 +206,6 @@ impl RetryMiddleware {
                 return Err(progress.stopped(StopReason::Cancelled));
             }
             waited = Some(Wait {
-                since: landed,
                 delay,
                 token,
                 ended,
@@ -228,7 +230,6 @@ impl RetryMiddleware {
         waited: Option<Wait<'t>>,
     ) -> Result<Admitted<'t>> {
         let mut now = clock::now();
-        let since = waited.as_ref().map_or(now, |wait| wait.since);
         let mut pushed_back = Duration::ZERO;
         let mut permit = None;
         let stop = loop {
@@ -238,13 +239,13 @@ impl RetryMiddleware {
                 cancelled: operation.is_cancelled(),
                 draw: &draw,
             };
-            let (limit, pass) = match operation.call.admit(terms, at, since) {
+            let (limit, pass) = match operation.call.admit(terms, at) {
                 Err(stop) => break stop,
                 Ok(Admission::Start { limit, pass }) => (limit, pass),
                 Ok(Admission::Wait(delay)) => {
                     permit = None;
                     progress.waits(delay);
-                    pushed_back += delay;
+                    pushed_back = pushed_back.saturating_add(delay);
                     let wake = now.checked_add(delay);
                     bounded(pending::<()>(), wake, &operation.cancel).await;
                     now = clock::now();
@@ -280,25 +281,34 @@ impl RetryMiddleware {
                 }
             }
         };
-        self.settle(waited.map(Wait::abandon), Some(stop), progress, now);
-        Err(progress.stopped(stop))
+        let settled = self.settle(waited.map(Wait::abandon), Some(stop), progress, now);
+        Err(progress.stopped(settled.unwrap_or(stop)))
     }
 
-    /// The operation has ended: its breaker is told how, unless it was the caller who ended it.
+    /// The operation has ended: its breaker is told how, unless it was the caller who ended it. A breaker
+    /// that it opens by that is the one that the caller has to wait for.
     fn settle(
         &self,
         ended: Option<Ended<'_>>,
         stop: Option<Stop>,
         progress: &Progress,
         now: Instant,
-    ) {
+    ) -> Option<Stop> {
         let is_cancelled = stop.is_some_and(|stop| stop.reason == StopReason::Cancelled);
         let Some(Ended { pass, health }) = ended.filter(|_| !is_cancelled) else {
-            return;
+            return stop;
         };
         let draw = || self.settings.clock.draw();
-        if let Some(turned) = pass.and_then(|pass| pass.settle(health, now, draw)) {
-            progress.turned(turned);
+        let Some(turned) = pass.and_then(|pass| pass.settle(health, now, draw)) else {
+            return stop;
+        };
+        progress.turned(turned);
+        match (stop, turned) {
+            (Some(stop), Turned::Open(wait)) if stop.reason == StopReason::BreakerOpen => {
+                let after = stop.after.or(Some(wait));
+                Some(Stop { after, ..stop })
+            }
+            _ => stop,
         }
     }
 
@@ -355,7 +365,6 @@ impl RetryMiddleware {
             max_attempts: call.limits.max_attempts,
             limit,
         };
-        operation.stamp_number(&self.settings);
         operation.mark(extensions);
         extensions.insert(attempt);
         let may_be_repeated = operation.call.may_be_repeated();
@@ -369,6 +378,7 @@ impl RetryMiddleware {
             Bounded::TimedOut => return Bounded::TimedOut,
             Bounded::Cancelled => return Bounded::Cancelled,
         };
+        operation.stamp_attempt(&self.settings, left_until(until));
         let template = &mut operation.template;
         let Some(request) = template.request(is_last, fresh, evidence.as_ref(), time_left) else {
             // The core starts no second attempt of a stream.
@@ -399,12 +409,13 @@ impl RetryMiddleware {
         until: Option<Instant>,
     ) -> Bounded<Result<Response>> {
         let now = clock::now();
-        let left = until.map(|until| until.saturating_duration_since(now));
+        let left = left_until(until);
         let target = operation.redirect_target(&answer, watch, &self.settings, left);
         let Some(target) = target else {
             return Bounded::Done(Ok(answer));
         };
         let time_left = operation.call.time_left(now);
+        operation.stamp_attempt(&self.settings, left);
         let Some(request) = operation.template.request(false, None, None, time_left) else {
             return Bounded::Done(Ok(answer));
         };
@@ -463,6 +474,11 @@ impl RetryMiddleware {
     }
 }
 
+/// Time until this instant.
+fn left_until(until: Option<Instant>) -> Option<Duration> {
+    until.map(|until| until.saturating_duration_since(clock::now()))
+}
+
 /// The body of the coming attempt, where the request has a factory for it.
 async fn fresh_body(
     operation: &Operation,
@@ -511,7 +527,6 @@ struct Ended<'t> {
 
 /// A wait after an attempt, with the token of the attempt that it is for.
 struct Wait<'t> {
-    since: Instant,
     delay: Duration,
     token: Reservation<'t>,
     ended: Ended<'t>,

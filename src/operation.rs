@@ -207,12 +207,21 @@ impl Operation {
         }
     }
 
-    /// Puts the number of the coming attempt into its request.
-    pub(crate) fn stamp_number(&mut self, settings: &Settings) {
+    /// Puts into the request what is of the coming attempt: its number, and how long it may take.
+    pub(crate) fn stamp_attempt(&mut self, settings: &Settings, left: Option<Duration>) {
         let number = self.call.attempts();
-        if let (Some(name), Some(headers)) = (&settings.attempt_header, self.template.headers_mut())
-        {
+        let most = self.call.limits.max_attempts;
+        let Some(headers) = self.template.headers_mut() else {
+            return;
+        };
+        if let Some(name) = &settings.attempt_header {
             headers.insert(name, HeaderValue::from(number));
+        }
+        if let Some(name) = &settings.max_attempts_header {
+            headers.insert(name, HeaderValue::from(most));
+        }
+        if let (Some(header), Some(left)) = (&settings.timeout_header, left) {
+            headers.insert(header.name(), header.write(left));
         }
     }
 

@@ -4,8 +4,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::{Method, StatusCode};
+use http::StatusCode;
+use reqwest::Request;
 use reqwest_middleware::Error;
+use tracing::Span;
 
 use crate::clock;
 use crate::continuation::State;
@@ -13,10 +15,11 @@ use crate::error::{Cause, LastAnswer, RetryError};
 use crate::invalid::InvalidInput;
 use crate::load::Load;
 use crate::nesting;
-use crate::observe;
+use crate::observe::Listeners;
 use crate::operation::Operation;
 use crate::policy::{Certainty, Outcome, ReplayClass, Stop, StopReason, Turned};
 use crate::report::{Account, AttemptRecord, Failure, ReportHandle, RetryReport};
+use crate::settings::Settings;
 use crate::watch::Watch;
 
 /// What has happened so far in one operation. Dropped before its end, it reports the abandonment.
@@ -26,6 +29,7 @@ pub(crate) struct Progress {
     handle: Option<ReportHandle>,
     state: Option<Arc<State>>,
     load: Option<Arc<Load>>,
+    listeners: Listeners,
     started: Instant,
     /// The attempt in the air, if any.
     flight: Option<Flight>,
@@ -47,18 +51,20 @@ struct Flight {
 
 impl Progress {
     pub(crate) fn begin(
-        method: Method,
-        host: Option<&str>,
+        request: &Request,
         handle: Option<ReportHandle>,
+        settings: &Settings,
         started: Instant,
     ) -> Self {
         if let Some(handle) = &handle {
             handle.begin(None);
         }
+        let (method, url) = (request.method().clone(), request.url());
         Self {
+            listeners: Listeners::of(settings, &method, url),
             account: Account {
                 method,
-                host: host.unwrap_or_default().to_owned(),
+                host: url.host_str().unwrap_or_default().to_owned(),
                 key: None,
                 stop: None,
                 certainty: Certainty::NotSent,
@@ -171,18 +177,22 @@ impl Progress {
             certainty,
             ..flight.record
         };
-        observe::attempt(&self.account.method, &self.account.host, &record);
+        self.listeners.attempt_ended(&self.account, &record);
         self.account.attempts.push(record);
     }
 
     pub(crate) fn waits(&self, delay: Duration) {
-        let Account { method, host, .. } = &self.account;
-        observe::wait(method, host, self.account.attempts.len(), delay);
+        self.listeners.waiting(&self.account, delay);
+    }
+
+    /// The operation's span.
+    pub(crate) fn span(&self) -> Span {
+        self.listeners.span()
     }
 
     /// The end of this operation has turned the breaker of its key.
     pub(crate) fn turned(&self, turned: Turned) {
-        observe::breaker(&self.account.host, turned);
+        self.listeners.breaker_turned(&self.account, turned);
     }
 
     /// An answer is given up for a retry.
@@ -279,10 +289,7 @@ impl Progress {
         if self.account.is_spent() {
             nesting::note_spent();
         }
-        if let Some(load) = &self.load {
-            load.count(self.account.stop, self.account.attempts.len());
-        }
-        observe::stop(&self.account);
+        self.listeners.ended(&self.account, self.load.as_deref());
     }
 }
 

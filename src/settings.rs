@@ -1,5 +1,6 @@
 //! What a middleware has been set to, checked.
 
+use std::fmt;
 use std::sync::Arc;
 
 use http::HeaderName;
@@ -9,10 +10,12 @@ use crate::clock::Clock;
 use crate::deadline::{Deadline, DeadlineScope};
 use crate::key::KeyContract;
 use crate::load::{Load, LoadControl};
+use crate::observe::RetryObserver;
 use crate::policy::{Limits, Pacing, RetryBudget, Terms};
+use crate::timeout_header::TimeoutHeader;
 
 /// The checked settings of a middleware.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) limits: Limits,
     pub(crate) pacing: Pacing,
@@ -27,7 +30,12 @@ pub(crate) struct Settings {
     pub(crate) send_tracking: bool,
     pub(crate) client_is_prepared: bool,
     pub(crate) attempt_header: Option<HeaderName>,
+    pub(crate) max_attempts_header: Option<HeaderName>,
+    pub(crate) timeout_header: Option<TimeoutHeader>,
     pub(crate) sidecar_retries: bool,
+    pub(crate) observer: Option<Arc<dyn RetryObserver>>,
+    #[cfg(feature = "metrics")]
+    pub(crate) name: std::borrow::Cow<'static, str>,
     pub(crate) clock: Clock,
     /// What a key is carried by where there is no contract.
     pub(crate) bare: KeyContract,
@@ -40,6 +48,21 @@ pub(crate) enum Budget {
     OfKey,
     One(Arc<RetryBudget>),
     None,
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("limits", &self.limits)
+            .field("pacing", &self.pacing)
+            .field("deadline", &self.deadline)
+            .field("budget", &self.budget)
+            .field("load", &self.load)
+            .field("contract", &self.contract)
+            .field("rules", &self.rules)
+            .field("client_is_prepared", &self.client_is_prepared)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Settings {

@@ -24,6 +24,8 @@ pub struct LoadControlBuilder {
     first_sends: FirstSends,
     concurrency: Option<usize>,
     capacity: usize,
+    #[cfg(feature = "metrics")]
+    key_metrics: bool,
     key: Option<Arc<KeyOf>>,
 }
 
@@ -35,6 +37,8 @@ impl Default for LoadControlBuilder {
             first_sends: FirstSends::default(),
             concurrency: None,
             capacity: DEFAULT_CAPACITY,
+            #[cfg(feature = "metrics")]
+            key_metrics: false,
             key: None,
         }
     }
@@ -96,6 +100,14 @@ impl LoadControlBuilder {
         self
     }
 
+    /// Whether metrics show budget balance and breaker state of each key, with the key as a label.
+    /// Default: no. Recorders keep every label that they have seen, so say yes only where keys are few.
+    #[cfg(feature = "metrics")]
+    pub fn key_metrics(mut self, show: bool) -> Self {
+        self.key_metrics = show;
+        self
+    }
+
     /// What shares its state: operations with the same key do. Default: host and port of the URL.
     ///
     /// The request comes without its body. Choose a key that can take few values, and never a secret:
@@ -147,6 +159,8 @@ impl LoadControlBuilder {
             breaker: self.breaker,
             first_sends: self.first_sends,
             concurrency: self.concurrency,
+            #[cfg(feature = "metrics")]
+            key_metrics: self.key_metrics,
         };
         Ok(LoadControl::with(model, self.key, capacity))
     }

@@ -78,6 +78,8 @@ struct Model {
     breaker: Option<CircuitBreaker>,
     first_sends: FirstSends,
     concurrency: Option<usize>,
+    #[cfg(feature = "metrics")]
+    key_metrics: bool,
 }
 
 impl fmt::Debug for LoadControl {
@@ -130,7 +132,7 @@ impl LoadControl {
             return Arc::clone(load);
         }
         make_room(&mut loads);
-        let load = Arc::new(self.model.load());
+        let load = Arc::new(self.model.load(key));
         loads.put(key.into(), Arc::clone(&load));
         load
     }
@@ -167,8 +169,11 @@ fn is_in_use(load: &Arc<Load>) -> bool {
 }
 
 impl Model {
-    fn load(&self) -> Load {
+    #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "a label"))]
+    fn load(&self, key: &str) -> Load {
         Load {
+            #[cfg(feature = "metrics")]
+            label: self.key_metrics.then(|| key.into()),
             budget: self.budget.as_ref().map(RetryBudget::another),
             breaker: self.breaker.as_ref().map(CircuitBreaker::another),
             pushback: Pushback::new(self.first_sends),
@@ -183,6 +188,9 @@ impl Model {
 /// The state of one key.
 #[derive(Debug)]
 pub(crate) struct Load {
+    /// The key, where metrics are to show it.
+    #[cfg(feature = "metrics")]
+    pub(crate) label: Option<Arc<str>>,
     pub(crate) budget: Option<RetryBudget>,
     pub(crate) breaker: Option<CircuitBreaker>,
     pub(crate) pushback: Pushback,

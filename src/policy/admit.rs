@@ -1,6 +1,6 @@
 //! Before an attempt: may it start now, and how long may it take?
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::breaker::Pass;
 use super::{Call, Certainty, FirstSends, Moment, Stop, StopReason, Terms};
@@ -20,17 +20,16 @@ pub(crate) enum Admission<'t> {
 
 impl Call {
     /// Asked before every attempt: the first, and again after each wait, so that what it goes by is
-    /// never a stale figure. `asked_since` is when this attempt's waiting began.
+    /// never a stale figure.
     ///
     /// The number of attempts and the budget are not asked again: `decide` has settled them.
     pub(crate) fn admit<'t>(
         &mut self,
         terms: &Terms<'t>,
         at: Moment<'_>,
-        asked_since: Instant,
     ) -> Result<Admission<'t>, Stop> {
         self.may_start(at)?;
-        if let Some(wait) = self.pushed_back(terms, at, asked_since)? {
+        if let Some(wait) = self.pushed_back(terms, at)? {
             return Ok(Admission::Wait(wait));
         }
         let is_first = self.attempts == 0;
@@ -61,13 +60,8 @@ impl Call {
     }
 
     /// The wait that the host has asked somebody for meanwhile, with jitter of this operation's own
-    /// on top. All its waiting for one attempt stays within `max_retry_after`.
-    fn pushed_back(
-        &mut self,
-        terms: &Terms<'_>,
-        at: Moment<'_>,
-        asked_since: Instant,
-    ) -> Result<Option<Duration>, Stop> {
+    /// on top. What it heeds before one attempt adds up to no more than `max_retry_after`.
+    fn pushed_back(&mut self, terms: &Terms<'_>, at: Moment<'_>) -> Result<Option<Duration>, Stop> {
         let Some(pushback) = terms.pushback else {
             return Ok(None);
         };
@@ -79,17 +73,21 @@ impl Call {
         if floor.is_zero() {
             return Ok(None);
         }
-        let waited = at.now.saturating_duration_since(asked_since);
-        let is_too_long = waited.saturating_add(floor) > terms.pacing.max_retry_after;
+        let heeded = self.heeded.saturating_add(floor);
         let is_refused = is_first && pushback.first_sends() == FirstSends::Refuse;
-        if is_refused || is_too_long || !self.fits(at.now, floor) {
+        if is_refused || heeded > terms.pacing.max_retry_after || !self.fits(at.now, floor) {
             return Err(Stop {
                 reason: StopReason::RetryAfterTooLong,
                 after: Some(floor),
             });
         }
-        let backoff = self.draw(terms.pacing, at);
-        Ok(Some(self.above(floor, backoff, at.now)))
+        let jitter = self.draw(terms.pacing, at).jitter();
+        let wait = self.above(floor, jitter, at.now);
+        if self.is_a_repeat() && self.key_expires_before(at.now, wait) {
+            return Err(StopReason::KeyExpired.into());
+        }
+        self.heeded = heeded;
+        Ok(Some(wait))
     }
 
     /// A first send needs no key lifetime: there is nothing yet that the server must remember.

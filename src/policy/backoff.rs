@@ -207,6 +207,18 @@ impl Drawn {
             Self::Jittered { least, random } => least.saturating_add(random),
         }
     }
+
+    /// Its random part alone: nothing where there is none.
+    pub(super) fn jitter(self) -> Self {
+        let random = match self {
+            Self::Fixed(_) => Duration::ZERO,
+            Self::Jittered { random, .. } => random,
+        };
+        Self::Jittered {
+            least: Duration::ZERO,
+            random,
+        }
+    }
 }
 
 /// `min(cap, base · factor^k)`, saturating: never a wrap to zero, never a panic.

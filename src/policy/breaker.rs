@@ -49,7 +49,9 @@ use crate::sync::{Mutex, MutexGuard, PoisonError};
 /// began in the present state are believed, so that a straggler from before an outage neither closes
 /// nor opens anything. While it gates retries only, first sends that began half-open are believed too.
 ///
-/// A permit that is not returned (its future is neither dropped nor polled) expires.
+/// An operation keeps its permit to its end: with one permit, a probe that fails is not repeated. A
+/// permit that is not returned (its future is neither dropped nor polled) expires, and goes to
+/// another; should its operation end after all while the breaker is still half-open, it is believed.
 ///
 /// ```
 /// use std::time::Duration;

@@ -24,6 +24,8 @@ pub(crate) struct Call {
     pub(super) attempts: u32,
     pub(super) backoff: Previous,
     pub(super) counted: Counted,
+    /// What was waited before the coming attempt because the host asked for it.
+    pub(super) heeded: Duration,
     pub(super) fold: Fold,
 }
 
@@ -41,6 +43,7 @@ impl Call {
             attempts: 0,
             backoff: Previous::default(),
             counted: Counted::default(),
+            heeded: Duration::ZERO,
             fold: Fold::carry(earlier),
         }
     }
@@ -54,6 +57,7 @@ impl Call {
     /// becomes load, which some budgets measure.
     pub(crate) fn start_attempt(&mut self, terms: &Terms<'_>, now: Instant) {
         self.attempts = self.attempts.saturating_add(1);
+        self.heeded = Duration::ZERO;
         if let (1, Some(budget)) = (self.attempts, terms.budget) {
             budget.begin(now, &mut self.counted);
         }

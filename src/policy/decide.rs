@@ -96,6 +96,7 @@ impl Call {
         if let Some(breaker) = terms.breaker {
             breaker.check(at.now, false)?;
         }
+        self.heeded = wait.floor;
         Ok(wait.delay)
     }
 

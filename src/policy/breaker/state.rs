@@ -37,6 +37,15 @@ pub(crate) enum Turned {
     Open(Duration),
 }
 
+impl Turned {
+    pub(crate) fn state(self) -> BreakerState {
+        match self {
+            Self::Closed => BreakerState::Closed,
+            Self::Open(_) => BreakerState::Open,
+        }
+    }
+}
+
 /// Figures of a [`CircuitBreaker`](crate::CircuitBreaker) at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BreakerSnapshot {
@@ -81,7 +90,7 @@ impl BreakerSnapshot {
         self.recent.map(|(_, failed)| failed)
     }
 
-    /// Attempts under way with a half-open permit.
+    /// Operations under way with a half-open permit that has not expired.
     #[must_use]
     pub fn permits_out(&self) -> usize {
         self.permits_out
@@ -160,7 +169,7 @@ impl State {
                 after: until.map(|until| until.saturating_duration_since(now)),
             },
             Phase::HalfOpen { permits } => {
-                permits.retain(|permit| permit.expires.is_none_or(|expires| now < expires));
+                forget_expired(permits, now);
                 if permits.len() < rules.permits as usize {
                     return Ok(());
                 }
@@ -227,13 +236,16 @@ impl State {
 
     pub(super) fn snapshot(&mut self, now: Instant) -> BreakerSnapshot {
         self.wake(now);
-        let (state, open_for, permits_out) = match &self.phase {
+        let (state, open_for, permits_out) = match &mut self.phase {
             Phase::Closed => (BreakerState::Closed, None, 0),
             Phase::Open { until } => {
                 let left = until.map(|until| until.saturating_duration_since(now));
                 (BreakerState::Open, Some(left.unwrap_or(Duration::MAX)), 0)
             }
-            Phase::HalfOpen { permits } => (BreakerState::HalfOpen, None, permits.len()),
+            Phase::HalfOpen { permits } => {
+                forget_expired(permits, now);
+                (BreakerState::HalfOpen, None, permits.len())
+            }
         };
         BreakerSnapshot {
             state,
@@ -278,4 +290,8 @@ impl State {
         self.epoch = self.epoch.wrapping_add(1);
         self.tally.clear();
     }
+}
+
+fn forget_expired(permits: &mut Vec<Permit>, now: Instant) {
+    permits.retain(|permit| permit.expires.is_none_or(|expires| now < expires));
 }

@@ -11,6 +11,8 @@ use crate::policy::{Reservation, RetryBudget, RetryBudgetBuilder};
 
 const THREADS: u32 = 64;
 
+const NANOSECOND: Duration = Duration::from_nanos(1);
+
 fn reserve(budget: &RetryBudget, now: Instant) -> Option<Reservation<'_>> {
     budget.reserve(now, &mut Counted::default())
 }
@@ -506,6 +508,160 @@ mod window {
         }
         for (ratio, span) in [(0.0, ms(1_000)), (1.0, secs(3_600))] {
             assert_eq!(field(ratio, span), None);
+        }
+    }
+}
+
+mod figures {
+    use super::*;
+
+    /// One of each kind, with room for `tokens` at the start.
+    fn kinds(tokens: u32) -> [RetryBudget; 3] {
+        [
+            RetryBudget::fixed(tokens),
+            built(empty().burst(2 * tokens).initial(tokens)),
+            RetryBudget::window(0.0, tokens, secs(1)).expect("the figures are valid"),
+        ]
+    }
+
+    /// Given, returned and refused.
+    fn counts(budget: &RetryBudget) -> (u64, u64, u64) {
+        let figures = budget.snapshot();
+        (figures.given(), figures.returned(), figures.refused())
+    }
+
+    #[test]
+    fn a_new_budget_has_only_its_balance_to_show() {
+        for budget in kinds(2) {
+            assert_eq!(counts(&budget), (0, 0, 0));
+            assert_eq!(budget.snapshot().balance(), 2.0);
+        }
+    }
+
+    #[test]
+    fn every_token_is_counted_as_it_goes_and_as_it_comes_back() {
+        for budget in kinds(2) {
+            let now = clock::now();
+            assert!(spend(&budget, now));
+            assert_eq!(counts(&budget), (1, 0, 0));
+            let waiting = reserve(&budget, now);
+            assert_eq!(counts(&budget), (2, 0, 0), "while it is waited for");
+            assert!(!spend(&budget, now));
+            assert_eq!(counts(&budget), (2, 0, 1));
+            assert_eq!(budget.snapshot().balance(), 0.0);
+            drop(waiting);
+            assert_eq!(counts(&budget), (2, 1, 1));
+            assert_eq!(budget.snapshot().balance(), 1.0);
+        }
+    }
+
+    #[test]
+    fn what_is_earned_is_balance_and_was_not_given() {
+        let budget = built(empty().ratio(0.5));
+        budget.earn(clock::now());
+        assert_eq!(counts(&budget), (0, 0, 0));
+        assert_eq!(budget.snapshot().balance(), 0.5);
+    }
+
+    #[test]
+    fn what_no_longer_fits_the_burst_has_come_back_all_the_same() {
+        let budget = built(empty().burst(1).initial(1).ratio(1.0));
+        let now = clock::now();
+        let waiting = reserve(&budget, now);
+        budget.earn(now);
+        drop(waiting);
+        assert_eq!(counts(&budget), (1, 1, 0));
+        assert_eq!(budget.snapshot().balance(), 1.0);
+    }
+
+    #[test]
+    fn another_one_starts_afresh_and_pays_for_itself() {
+        for budget in kinds(2) {
+            let now = clock::now();
+            assert_eq!(spend_all(&budget, now), 2);
+            let used = budget.snapshot();
+            let other = budget.another();
+            assert_eq!(counts(&other), (0, 0, 0));
+            assert_eq!(other.balance(), 2.0);
+            assert_eq!(spend_all(&other, now), 2);
+            assert_eq!(budget.snapshot(), used);
+        }
+    }
+
+    #[test]
+    fn another_one_earns_holds_and_trickles_as_the_first_does() {
+        let first = built(empty().ratio(0.5).burst(3).initial(1).trickle(secs(10)));
+        let start = clock::now();
+        assert!(spend(&first, start));
+        for budget in [first.another(), first.another().another()] {
+            let origin = start + secs(5);
+            assert!(spend(&budget, origin), "initial 1");
+            budget.earn(origin);
+            assert_eq!(budget.balance(), 0.5);
+            assert!(!spend(&budget, origin + secs(10) - NANOSECOND));
+            assert!(spend(&budget, origin + secs(10)), "from its own first use");
+            budget.earn(origin + secs(1_000));
+            assert_eq!(budget.balance(), 3.0);
+        }
+    }
+
+    #[test]
+    fn another_window_has_the_same_share_reserve_and_span() {
+        let first = RetryBudget::window(0.5, 1, ms(2_500)).expect("the figures are valid");
+        let other = first.another();
+        let played = |budget: &RetryBudget, start| {
+            let asked_at = [
+                0, 0, 0, 0, 0, 2_499, 2_499, 2_500, 2_500, 2_500, 2_500, 2_500,
+            ];
+            asked_at.map(|at| spend(budget, start + ms(at)))
+        };
+        // Of 5 operations 2 + 2, of 7 operations 2 + 3, of 7 again once the first 5 are gone.
+        let expected = [
+            true, true, true, true, false, true, false, true, true, true, true, false,
+        ];
+        let start = clock::now();
+        assert_eq!(played(&first, start), expected);
+        assert_eq!(played(&other, start + secs(5)), expected);
+        assert_eq!(played(&first.another(), start), expected);
+    }
+
+    #[test]
+    fn many_threads_are_given_exactly_what_there_is() {
+        const ASKED: u32 = 10;
+        for budget in kinds(100) {
+            let now = clock::now();
+            let granted =
+                on_many_threads(|| (0..ASKED).map(|_| u32::from(spend(&budget, now))).sum());
+            assert_eq!(granted, 100);
+            let refused = u64::from(THREADS * ASKED - 100);
+            assert_eq!(counts(&budget), (100, 0, refused));
+            assert_eq!(budget.snapshot().balance(), 0.0);
+        }
+    }
+
+    #[test]
+    fn sums_are_exact_when_many_threads_take_and_give_back() {
+        const ROUNDS: u32 = 50;
+        for budget in kinds(100) {
+            let now = clock::now();
+            let spent = on_many_threads(|| {
+                (0..ROUNDS)
+                    .map(|round| match reserve(&budget, now) {
+                        Some(token) if round % 25 == 0 => {
+                            token.spend(now);
+                            1
+                        }
+                        unspent => {
+                            drop(unspent);
+                            0
+                        }
+                    })
+                    .sum()
+            });
+            let (given, returned, refused) = counts(&budget);
+            assert_eq!(given + refused, u64::from(THREADS * ROUNDS));
+            assert_eq!(given - returned, u64::from(spent));
+            assert_eq!(budget.balance(), 100.0 - f64::from(spent));
         }
     }
 }

@@ -9,27 +9,27 @@ use crate::policy::{
     ReplayClass, StopReason, Terms, Verdict,
 };
 
-const LIMITS: Limits = Limits {
+pub(super) const LIMITS: Limits = Limits {
     max_attempts: 3,
     attempt_timeout: None,
     minimum_attempt: Duration::ZERO,
     reserve: Duration::ZERO,
 };
 
-const NANOSECOND: Duration = Duration::from_nanos(1);
+pub(super) const NANOSECOND: Duration = Duration::from_nanos(1);
 
-fn call(replay: ReplayClass, limits: Limits) -> Call {
+pub(super) fn call(replay: ReplayClass, limits: Limits) -> Call {
     Call::new(replay, limits, None)
 }
 
-fn call_until(deadline: Instant, limits: Limits) -> Call {
+pub(super) fn call_until(deadline: Instant, limits: Limits) -> Call {
     let mut call = call(ReplayClass::Safe, limits);
     call.deadline = Some(deadline);
     call
 }
 
 /// An attempt that ended so.
-fn ended(certainty: Certainty) -> Outcome {
+pub(super) fn ended(certainty: Certainty) -> Outcome {
     Outcome {
         verdict: Verdict::Retryable,
         certainty,
@@ -42,14 +42,14 @@ fn ended(certainty: Certainty) -> Outcome {
     }
 }
 
-fn asked_to_wait(retry_after: Duration) -> Outcome {
+pub(super) fn asked_to_wait(retry_after: Duration) -> Outcome {
     Outcome {
         retry_after: Some(retry_after),
         ..ended(Certainty::NotProcessed)
     }
 }
 
-const SUCCESS: Outcome = Outcome {
+pub(super) const SUCCESS: Outcome = Outcome {
     verdict: Verdict::Done,
     certainty: Certainty::Answered,
     success: true,
@@ -60,7 +60,7 @@ const SUCCESS: Outcome = Outcome {
     health: Health::Good,
 };
 
-fn at(now: Instant) -> Moment<'static> {
+pub(super) fn at(now: Instant) -> Moment<'static> {
     Moment {
         now,
         cancelled: false,
@@ -81,7 +81,7 @@ fn alone(pacing: &Pacing) -> Terms<'_> {
 /// The limit of an attempt that may start.
 fn admit(call: &mut Call, at: Moment<'_>) -> Result<Option<Duration>, StopReason> {
     let pacing = always(ms(1));
-    match call.admit(&alone(&pacing), at, at.now) {
+    match call.admit(&alone(&pacing), at) {
         Ok(Admission::Start { limit, .. }) => Ok(limit),
         Ok(Admission::Wait(delay)) => panic!("asked to wait for {delay:?}"),
         Err(stop) => Err(stop.reason),
@@ -111,14 +111,14 @@ fn after_first(
     }
 }
 
-fn pacing(backoff: Backoff) -> Pacing {
+pub(super) fn pacing(backoff: Backoff) -> Pacing {
     Pacing {
         backoff,
         max_retry_after: secs(60),
     }
 }
 
-fn always(delay: Duration) -> Pacing {
+pub(super) fn always(delay: Duration) -> Pacing {
     pacing(Backoff::fixed([delay]))
 }
 

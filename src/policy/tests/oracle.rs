@@ -1,10 +1,17 @@
 //! The documented rules once more, naively: whole nanoseconds that may go below zero, lists that
 //! are never pruned, one line for each check.
 
+mod breaker;
+mod purse;
+mod pushback;
+
 use std::time::Duration;
 
-use super::plan::{Curve, DRAWS, JITTERS, Plan, Purse, RATIOS};
-use crate::policy::{Certainty, Outcome, ReplayClass, StopReason, Verdict};
+pub(super) use self::breaker::{NaiveBreaker, NaiveFigures, NaivePass, NaiveTurn};
+use self::purse::NaivePurse;
+use self::pushback::NaivePushback;
+use super::plan::{Curve, DRAWS, JITTERS, Plan};
+use crate::policy::{Certainty, FirstSends, Outcome, ReplayClass, StopReason, Verdict};
 
 /// A point in virtual time, or a span, in nanoseconds.
 pub(super) type Nanos = i128;
@@ -23,59 +30,152 @@ pub(super) struct ExpectedWait {
     pub(super) delay: Nanos,
 }
 
-pub(super) struct Oracle<'p> {
+/// Why there is no further attempt, and after what time another try may be let through.
+pub(super) type ExpectedStop = (StopReason, Option<Nanos>);
+
+/// What an operation that asks to start is to be told.
+pub(super) enum Expected {
+    Start {
+        limit: Option<Nanos>,
+        pass: Option<NaivePass>,
+    },
+    Wait(ExpectedWait),
+}
+
+/// What all operations share.
+pub(super) struct NaiveLoad<'p> {
+    pub(super) purse: NaivePurse,
+    pub(super) pushback: Option<NaivePushback>,
+    pub(super) breaker: Option<NaiveBreaker<'p>>,
+}
+
+impl<'p> NaiveLoad<'p> {
+    pub(super) fn of(plan: &'p Plan) -> Self {
+        Self {
+            purse: NaivePurse::of(&plan.purse),
+            pushback: plan.first_sends.map(|_| NaivePushback::default()),
+            breaker: plan.fuse.as_ref().map(NaiveBreaker::of),
+        }
+    }
+
+    /// An operation was asked to wait, with all others.
+    pub(super) fn push_back(&mut self, now: Nanos, wait: Nanos) {
+        if let Some(pushback) = &mut self.pushback {
+            pushback.note(now, wait);
+        }
+    }
+
+    pub(super) fn pushed_back(&self, now: Nanos) -> Nanos {
+        let pushback = self.pushback.as_ref();
+        pushback.map_or(0, |pushback| pushback.remaining(now))
+    }
+
+    pub(super) fn breaker(&mut self) -> &mut NaiveBreaker<'p> {
+        self.breaker.as_mut().expect("the plan has one")
+    }
+}
+
+pub(super) struct Oracle<'o, 'p> {
     plan: &'p Plan,
-    purse: &'p mut NaivePurse,
+    pub(super) load: &'o mut NaiveLoad<'p>,
     started: Nanos,
     counted: Option<Nanos>,
     attempts: u32,
     previous_wait: Option<Nanos>,
+    /// The floors waited out for the coming attempt.
+    heeded: Vec<Nanos>,
     certainties: Vec<Certainty>,
     last: Option<Outcome>,
 }
 
-impl<'p> Oracle<'p> {
-    pub(super) fn begin(plan: &'p Plan, purse: &'p mut NaivePurse, now: Nanos) -> Self {
+impl<'o, 'p> Oracle<'o, 'p> {
+    pub(super) fn begin(plan: &'p Plan, load: &'o mut NaiveLoad<'p>, now: Nanos) -> Self {
         Self {
             plan,
-            purse,
+            load,
             started: now,
             counted: None,
             attempts: 0,
             previous_wait: None,
+            heeded: Vec::new(),
             certainties: plan.earlier.into_iter().collect(),
             last: None,
         }
     }
 
-    pub(super) fn admit(&self, now: Nanos, cancelled: bool) -> Result<Option<Nanos>, StopReason> {
-        let is_repeat = self.certainties.len() > self.unsent();
+    pub(super) fn admit(
+        &mut self,
+        now: Nanos,
+        draw: u32,
+        cancelled: bool,
+    ) -> Result<Expected, ExpectedStop> {
+        let is_first = self.attempts == 0;
+        let is_repeat = !is_first || self.certainties.len() > self.unsent();
+        let floor = self.pushed_back(now);
+        let refuses_first = self.first_sends() == FirstSends::Refuse;
+        let is_refused = floor > 0
+            && ((is_first && refuses_first)
+                || self.heeded.iter().sum::<Nanos>() + floor > nanos(self.plan.max_retry_after)
+                || !self.fits(now, floor));
         let checks = [
-            (StopReason::Cancelled, cancelled),
+            (StopReason::Cancelled, None, cancelled),
             (
                 StopReason::KeyExpired,
-                (is_repeat || self.attempts > 0) && self.outlives_key(now, 0),
+                None,
+                is_repeat && self.outlives_key(now, 0),
             ),
             (
                 StopReason::UnsafeToRepeat,
+                None,
                 self.plan.replay == ReplayClass::Unsafe && is_maybe_done(self.certainty()),
             ),
-            (StopReason::DeadlineTooClose, !self.fits(now, 0)),
+            (StopReason::DeadlineTooClose, None, !self.fits(now, 0)),
+            (StopReason::RetryAfterTooLong, Some(floor), is_refused),
         ];
-        match first(&checks) {
-            Some(reason) => Err(reason),
-            None => Ok(self.limit(now, 0)),
+        if let Some(stop) = first(&checks) {
+            return Err(stop);
         }
+        if floor > 0 {
+            let wait = self.wait_on(floor, now, draw);
+            if is_repeat && self.outlives_key(now, wait.delay) {
+                return Err((StopReason::KeyExpired, None));
+            }
+            self.heeded.push(floor);
+            return Ok(Expected::Wait(wait));
+        }
+        let pass = match &mut self.load.breaker {
+            None => None,
+            Some(breaker) => Some(breaker.enter(now, is_first).map_err(breaker_open)?),
+        };
+        let limit = self.limit(now, 0);
+        Ok(Expected::Start { limit, pass })
+    }
+
+    /// What a host that others were asked to spare asks of the coming attempt.
+    fn pushed_back(&self, now: Nanos) -> Nanos {
+        let is_spared = self.attempts > 0 || self.first_sends() != FirstSends::Pass;
+        match is_spared {
+            true => self.load.pushed_back(now),
+            false => 0,
+        }
+    }
+
+    fn first_sends(&self) -> FirstSends {
+        self.plan.first_sends.unwrap_or_default()
     }
 
     pub(super) fn start(&mut self, now: Nanos) {
         self.attempts += 1;
+        self.heeded.clear();
         if self.attempts == 1 {
-            self.purse.begin(now, &mut self.counted);
+            self.load.purse.begin(now, &mut self.counted);
         }
     }
 
-    pub(super) fn record(&mut self, outcome: &Outcome) {
+    pub(super) fn record(&mut self, outcome: &Outcome, now: Nanos) {
+        if let (Some(wait), true) = (outcome.retry_after, outcome.pushes_back) {
+            self.load.push_back(now, nanos(wait));
+        }
         self.certainties.push(outcome.certainty);
         self.last = Some(*outcome);
     }
@@ -121,60 +221,94 @@ impl<'p> Oracle<'p> {
         now: Nanos,
         draw: u32,
         cancelled: bool,
-    ) -> Result<Option<ExpectedWait>, StopReason> {
+    ) -> Result<Option<ExpectedWait>, ExpectedStop> {
         if outcome.verdict == Verdict::Done {
             return Ok(None);
         }
         let plan = self.plan;
-        let wait = self.wait(outcome, now, draw);
+        let backoff = self.backoff(draw);
+        let own = self.wait(outcome.retry_after.map_or(0, nanos), backoff, now);
+        let wait = self.wait(own.floor.max(self.load.pushed_back(now)), backoff, now);
+        let is_too_long =
+            |floor| floor > nanos(plan.max_retry_after) || (floor > 0 && !self.fits(now, floor));
         let checks = [
-            (StopReason::Cancelled, cancelled),
-            (StopReason::NotRetryable, outcome.verdict == Verdict::Final),
-            (StopReason::KeyExpired, self.outlives_key(now, wait.delay)),
+            (StopReason::Cancelled, None, cancelled),
+            (
+                StopReason::NotRetryable,
+                None,
+                outcome.verdict == Verdict::Final,
+            ),
+            (
+                StopReason::KeyExpired,
+                None,
+                self.outlives_key(now, wait.delay),
+            ),
             (
                 StopReason::UnsafeToRepeat,
+                None,
                 plan.replay == ReplayClass::Unsafe && is_maybe_done(outcome.certainty),
             ),
-            (StopReason::ServerVeto, outcome.veto),
+            (StopReason::ServerVeto, None, outcome.veto),
+            (
+                StopReason::NestedLayer,
+                None,
+                (plan.nested && (plan.repeats_alike || !is_maybe_done(self.certainty())))
+                    || outcome.retried_below,
+            ),
             (
                 StopReason::AttemptsExhausted,
+                None,
                 self.attempts >= plan.limits.max_attempts,
             ),
-            (StopReason::BodyNotReplayable, !plan.body_replayable),
+            (StopReason::BodyNotReplayable, None, !plan.body_replayable),
+            (StopReason::RetryAfterTooLong, None, is_too_long(own.floor)),
+            (
+                StopReason::DeadlineTooClose,
+                None,
+                !self.fits(now, own.delay),
+            ),
             (
                 StopReason::RetryAfterTooLong,
-                wait.floor > nanos(plan.max_retry_after)
-                    || (wait.floor > 0 && !self.fits(now, wait.floor)),
+                Some(wait.floor),
+                is_too_long(wait.floor),
             ),
-            (StopReason::DeadlineTooClose, !self.fits(now, wait.delay)),
         ];
-        if let Some(reason) = first(&checks) {
-            return Err(reason);
+        if let Some(stop) = first(&checks) {
+            return Err(stop);
         }
-        match self.purse.take(now, &mut self.counted) {
-            true => Ok(Some(wait)),
-            false => Err(StopReason::BudgetExhausted),
+        if let Some(breaker) = &mut self.load.breaker {
+            breaker.check(now, false).map_err(breaker_open)?;
+        }
+        match self.load.purse.take(now, &mut self.counted) {
+            true => {
+                self.heeded.push(wait.floor);
+                Ok(Some(wait))
+            }
+            false => Err((StopReason::BudgetExhausted, None)),
         }
     }
 
     pub(super) fn spend(&mut self, now: Nanos) {
-        if let NaivePurse::Window(window) = &mut *self.purse {
-            window.spend(now);
-        }
+        self.load.purse.spend(now);
     }
 
     pub(super) fn give_back(&mut self) {
-        self.purse.give_back();
+        self.load.purse.give_back();
     }
 
     pub(super) fn earn(&mut self, now: Nanos) {
-        self.purse.earn(now);
+        self.load.purse.earn(now);
     }
 
     /// The instant from which no attempt may run.
     pub(super) fn end(&self) -> Option<Nanos> {
         let deadline = self.plan.deadline?;
         Some(self.started + nanos(deadline) - nanos(self.plan.limits.reserve))
+    }
+
+    /// The last instant at which an attempt still has the least time.
+    pub(super) fn latest_start(&self) -> Option<Nanos> {
+        self.end().map(|end| end - self.least_attempt())
     }
 
     pub(super) fn least_attempt(&self) -> Nanos {
@@ -201,19 +335,14 @@ impl<'p> Oracle<'p> {
         now >= expires || ends > expires
     }
 
-    fn wait(&mut self, outcome: &Outcome, now: Nanos, draw: u32) -> ExpectedWait {
-        let floor = outcome.retry_after.map_or(0, nanos);
+    fn wait(&self, floor: Nanos, backoff: Backoff, now: Nanos) -> ExpectedWait {
         let Backoff {
             window,
             least,
             random,
-        } = self.backoff(draw);
+        } = backoff;
         let delay = match random {
-            Some(random) if floor > 0 => {
-                let room = self.end().map(|end| end - self.least_attempt() - now);
-                let wished = floor + random;
-                wished.min(room.unwrap_or(wished)).max(floor)
-            }
+            Some(random) if floor > 0 => self.on_top(floor, random, now),
             random => floor.max(least + random.unwrap_or(0)),
         };
         ExpectedWait {
@@ -223,248 +352,94 @@ impl<'p> Oracle<'p> {
         }
     }
 
-    fn backoff(&mut self, draw: u32) -> Backoff {
-        let part = |whole: Nanos, part: u32, of: u32| whole * Nanos::from(part) / Nanos::from(of);
-        let retry = self.attempts - 1;
-        match &self.plan.curve {
-            &Curve::Exponential {
-                base,
-                cap,
-                factor,
-                jitter,
-            } => {
-                let window = (nanos(base) * Nanos::from(factor.pow(retry))).min(nanos(cap));
-                let spread = part(window, jitter, JITTERS);
-                Backoff {
-                    window,
-                    least: window - spread,
-                    random: (jitter > 0).then(|| part(spread, draw, DRAWS)),
-                }
-            }
-            &Curve::Decorrelated { base, cap } => {
-                let (base, cap) = (nanos(base), nanos(cap));
-                let longest = 3 * self.previous_wait.unwrap_or(base);
-                let wait = (base + part(longest - base, draw, DRAWS)).min(cap);
-                self.previous_wait = Some(wait);
-                Backoff {
-                    window: cap,
-                    least: base,
-                    random: Some(wait - base),
-                }
-            }
-            Curve::Fixed(delays) => {
-                let window = nanos(delays[delays.len().min(retry as usize + 1) - 1]);
-                Backoff {
-                    window,
-                    least: window,
-                    random: None,
-                }
-            }
+    /// The backoff has been waited before, or is not asked for: only its jitter goes on top.
+    fn wait_on(&mut self, floor: Nanos, now: Nanos, draw: u32) -> ExpectedWait {
+        let Backoff { window, random, .. } = self.backoff(draw);
+        ExpectedWait {
+            floor,
+            window,
+            delay: self.on_top(floor, random.unwrap_or(0), now),
         }
+    }
+
+    /// Jitter is clipped to the time left, a floor never.
+    fn on_top(&self, floor: Nanos, random: Nanos, now: Nanos) -> Nanos {
+        let room = self.latest_start().map(|latest| latest - now);
+        let wished = floor + random;
+        wished.min(room.unwrap_or(wished)).max(floor)
+    }
+
+    fn backoff(&mut self, draw: u32) -> Backoff {
+        let retry = self.attempts.saturating_sub(1) as usize;
+        let backoff = draw_from(&self.plan.curve, retry, draw, self.previous_wait);
+        self.previous_wait = Some(backoff.least + backoff.random.unwrap_or(0));
+        backoff
     }
 }
 
+#[derive(Clone, Copy)]
 struct Backoff {
     window: Nanos,
     least: Nanos,
     random: Option<Nanos>,
 }
 
-fn first(checks: &[(StopReason, bool)]) -> Option<StopReason> {
-    checks.iter().find(|check| check.1).map(|check| check.0)
+/// The wait before a retry, `previous` having been the one before it.
+fn draw_from(curve: &Curve, retry: usize, draw: u32, previous: Option<Nanos>) -> Backoff {
+    match curve {
+        &Curve::Exponential {
+            base,
+            cap,
+            factor,
+            jitter,
+        } => {
+            let growth = (0..retry).fold(1, |growth: Nanos, _| {
+                growth.saturating_mul(Nanos::from(factor))
+            });
+            let window = nanos(base).saturating_mul(growth).min(nanos(cap));
+            let spread = part(window, jitter, JITTERS);
+            Backoff {
+                window,
+                least: window - spread,
+                random: (jitter > 0).then(|| part(spread, draw, DRAWS)),
+            }
+        }
+        &Curve::Decorrelated { base, cap } => {
+            let (base, cap) = (nanos(base), nanos(cap));
+            let longest = 3 * previous.unwrap_or(base);
+            let wait = (base + part(longest - base, draw, DRAWS)).min(cap);
+            Backoff {
+                window: cap,
+                least: base,
+                random: Some(wait - base),
+            }
+        }
+        Curve::Fixed(delays) => {
+            let window = nanos(delays[delays.len().min(retry + 1) - 1]);
+            Backoff {
+                window,
+                least: window,
+                random: None,
+            }
+        }
+    }
+}
+
+fn part(whole: Nanos, part: u32, of: u32) -> Nanos {
+    let product = whole * Nanos::from(part);
+    assert_eq!(product % Nanos::from(of), 0, "plans keep to whole numbers");
+    product / Nanos::from(of)
+}
+
+fn breaker_open(after: Option<Nanos>) -> ExpectedStop {
+    (StopReason::BreakerOpen, after)
+}
+
+fn first(checks: &[(StopReason, Option<Nanos>, bool)]) -> Option<ExpectedStop> {
+    let holds = checks.iter().find(|check| check.2);
+    holds.map(|&(reason, after, _)| (reason, after))
 }
 
 pub(super) fn is_maybe_done(certainty: Certainty) -> bool {
     matches!(certainty, Certainty::Unknown | Certainty::Answered)
-}
-
-/// A budget that remembers everything.
-pub(super) enum NaivePurse {
-    Unlimited,
-    Tokens(Tokens),
-    Window(Window),
-}
-
-pub(super) struct Tokens {
-    /// In ten-thousandths, as all amounts here.
-    balance: Nanos,
-    /// What it held at first, has earned and was paid, less what did not fit.
-    income: Nanos,
-    capacity: Nanos,
-    earned: Nanos,
-    trickle: Option<Nanos>,
-    first_use: Option<Nanos>,
-    trickled: Nanos,
-}
-
-pub(super) struct Window {
-    ratio: usize,
-    reserve: usize,
-    span: Nanos,
-    first_use: Option<Nanos>,
-    last_use: Nanos,
-    operations: Vec<Nanos>,
-    retries: Vec<Nanos>,
-    waited_for: usize,
-}
-
-const TOKEN: Nanos = RATIOS as Nanos;
-
-impl NaivePurse {
-    pub(super) fn of(purse: &Purse) -> Self {
-        let tokens = |balance, capacity, earned, trickle| {
-            Self::Tokens(Tokens {
-                balance: Nanos::from(balance) * TOKEN,
-                income: Nanos::from(balance) * TOKEN,
-                capacity: Nanos::from(capacity) * TOKEN,
-                earned: Nanos::from(earned),
-                trickle,
-                first_use: None,
-                trickled: 0,
-            })
-        };
-        match *purse {
-            Purse::Unlimited => Self::Unlimited,
-            Purse::Fixed(count) => tokens(count, count, 0, None),
-            Purse::Earning {
-                ratio,
-                burst,
-                initial,
-                trickle,
-            } => {
-                let trickle = (trickle != Duration::MAX).then(|| nanos(trickle));
-                tokens(initial, burst, ratio, trickle)
-            }
-            Purse::Window {
-                ratio,
-                per_second,
-                span,
-            } => {
-                let span = span.as_millis();
-                Self::Window(Window {
-                    ratio: ratio as usize,
-                    reserve: per_second as usize * span as usize / 1000,
-                    span: span as Nanos,
-                    first_use: None,
-                    last_use: 0,
-                    operations: Vec::new(),
-                    retries: Vec::new(),
-                    waited_for: 0,
-                })
-            }
-        }
-    }
-
-    fn begin(&mut self, now: Nanos, counted: &mut Option<Nanos>) {
-        if let Self::Window(window) = self {
-            window.count(now, counted);
-        }
-    }
-
-    fn take(&mut self, now: Nanos, counted: &mut Option<Nanos>) -> bool {
-        match self {
-            Self::Unlimited => true,
-            Self::Tokens(tokens) => {
-                tokens.trickle(now);
-                tokens.take()
-            }
-            Self::Window(window) => {
-                window.count(now, counted);
-                window.take()
-            }
-        }
-    }
-
-    fn give_back(&mut self) {
-        match self {
-            Self::Unlimited => {}
-            Self::Tokens(tokens) => {
-                tokens.income -= TOKEN;
-                tokens.add(TOKEN);
-            }
-            Self::Window(window) => window.waited_for -= 1,
-        }
-    }
-
-    fn earn(&mut self, now: Nanos) {
-        if let Self::Tokens(tokens) = self {
-            tokens.trickle(now);
-            tokens.add(tokens.earned);
-        }
-    }
-
-    /// What a bucket must hold after so many retries were started from it.
-    pub(super) fn after(&self, retries: u32) -> Option<f64> {
-        match self {
-            Self::Tokens(tokens) => {
-                let left = tokens.income - Nanos::from(retries) * TOKEN;
-                Some(left as f64 / TOKEN as f64)
-            }
-            Self::Unlimited | Self::Window(_) => None,
-        }
-    }
-
-    pub(super) fn balance(&self) -> Option<f64> {
-        match self {
-            Self::Unlimited => None,
-            Self::Tokens(tokens) => Some(tokens.balance as f64 / TOKEN as f64),
-            Self::Window(window) => Some(window.free() as f64),
-        }
-    }
-}
-
-impl Tokens {
-    fn add(&mut self, amount: Nanos) {
-        let before = self.balance;
-        self.balance = (before + amount).min(self.capacity);
-        self.income += self.balance - before;
-    }
-
-    fn take(&mut self) -> bool {
-        let is_enough = self.balance >= TOKEN;
-        if is_enough {
-            self.balance -= TOKEN;
-        }
-        is_enough
-    }
-
-    fn trickle(&mut self, now: Nanos) {
-        if let Some(every) = self.trickle {
-            let spans = (now - *self.first_use.get_or_insert(now)) / every;
-            self.add((spans - self.trickled) * TOKEN);
-            self.trickled = spans;
-        }
-    }
-}
-
-impl Window {
-    fn is_recent(&self, then: Nanos) -> bool {
-        self.last_use - then < self.span
-    }
-
-    fn count(&mut self, now: Nanos, counted: &mut Option<Nanos>) {
-        self.last_use = (now - *self.first_use.get_or_insert(now)) / MILLISECOND;
-        if !counted.is_some_and(|then| self.is_recent(then)) {
-            *counted = Some(self.last_use);
-            self.operations.push(self.last_use);
-        }
-    }
-
-    fn take(&mut self) -> bool {
-        let is_free = self.free() > 0;
-        self.waited_for += usize::from(is_free);
-        is_free
-    }
-
-    fn spend(&mut self, now: Nanos) {
-        self.last_use = (now - *self.first_use.get_or_insert(now)) / MILLISECOND;
-        self.waited_for -= 1;
-        self.retries.push(self.last_use);
-    }
-
-    fn free(&self) -> usize {
-        let recent = |events: &[Nanos]| events.iter().filter(|&&at| self.is_recent(at)).count();
-        let allowed = recent(&self.operations) * self.ratio / RATIOS as usize + self.reserve;
-        allowed.saturating_sub(recent(&self.retries) + self.waited_for)
-    }
 }
