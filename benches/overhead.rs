@@ -7,41 +7,21 @@
     reason = "criterion's macro makes an undocumented function"
 )]
 
-use std::hint::black_box;
+mod terminal;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use http::Extensions;
-use reqwest::{Body, Method, Request, Response, ResponseBuilderExt};
+use reqwest::{Body, Method, Request, Response};
 use reqwest_idempotent_retry::{KeyContract, RetryBudget, RetryMiddleware};
-use reqwest_middleware::{ClientBuilder, ClientWithMiddleware, Middleware, Next};
+use reqwest_middleware::{ClientWithMiddleware, Middleware, Next};
 use reqwest_retry::RetryTransientMiddleware;
 use reqwest_retry::policies::ExponentialBackoff;
+use terminal::{Terminal, stack};
 
 const URL: &str = "http://orders.test/orders";
-
-/// Answers 200 at once.
-struct Terminal;
-
-#[async_trait::async_trait]
-impl Middleware for Terminal {
-    async fn handle(
-        &self,
-        request: Request,
-        _: &mut Extensions,
-        _: Next<'_>,
-    ) -> reqwest_middleware::Result<Response> {
-        // As a connection would: a request whose body nobody asks for is one that was not sent.
-        if let Some(body) = request.body() {
-            black_box(http_body::Body::is_end_stream(body));
-        }
-        let answer = http::Response::builder()
-            .url(request.url().clone())
-            .body(Body::default());
-        Ok(Response::from(answer.expect("a valid response")))
-    }
-}
 
 /// Passes on.
 struct Nothing;
@@ -59,12 +39,6 @@ impl Middleware for Nothing {
 }
 
 fn stacks() -> Vec<(&'static str, ClientWithMiddleware)> {
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let http = reqwest::Client::builder()
-        .tls_certs_only([])
-        .build()
-        .expect("a client");
-    let stack = || ClientBuilder::new(http.clone());
     let theirs = ExponentialBackoff::builder().build_with_max_retries(2);
     let bare = RetryMiddleware::builder()
         .without_budget()
@@ -93,10 +67,7 @@ fn stacks() -> Vec<(&'static str, ClientWithMiddleware)> {
 }
 
 fn overhead(criterion: &mut Criterion) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .build()
-        .expect("a runtime");
+    let runtime = terminal::runtime();
     for (method, body) in [(Method::GET, None), (Method::POST, Some(vec![b'x'; 1024]))] {
         let mut group = criterion.benchmark_group(method.as_str());
         for (name, client) in stacks() {

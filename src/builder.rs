@@ -323,10 +323,14 @@ impl RetryMiddlewareBuilder {
         self
     }
 
-    /// Whether a sidecar may repeat requests by itself. `false` sends `x-envoy-max-retries: 0`, which
+    /// Whether a sidecar may repeat requests by itself. `false` asks it not to, by
+    /// `x-envoy-max-retries: 0`; a header of your own is left as it is. Default: yes, nothing is sent.
+    ///
     /// [Envoy](https://www.envoyproxy.io/docs/envoy/latest/configuration/http/http_filters/router_filter#x-envoy-max-retries)
-    /// and the meshes built on it heed from callers they trust; a header of your own is left as it
-    /// is. Default: yes, nothing is sent.
+    /// heeds it only from callers it trusts, and **since 1.33 it trusts nobody by default**: its listener
+    /// needs `use_remote_address: true` and an `internal_address_config` with the caller's address.
+    /// Anywhere else it takes the header away and goes on repeating: switch retries off in its
+    /// configuration there.
     pub fn sidecar_retries(mut self, allowed: bool) -> Self {
         self.sidecar_retries = allowed;
         self

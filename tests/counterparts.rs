@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use Certainty::{Answered, NotProcessed, NotSent, Unknown};
 use gateway::{Gateway, Kind};
+use http::HeaderName;
 use key_server::{FaultyPath, KeyServer, Library};
 use net::{Act, Wire, answer, patiently};
 use operation::{ATTEMPTS, Order, Told, client, keyed, layered, retry, unkeyed};
@@ -346,6 +347,71 @@ async fn a_gateway_that_is_down_is_never_sent_anything_and_gets_the_order_once_i
             assert_eq!(told, order.is_done(&[NotSent, Answered]), "{kind:?}");
             assert_eq!(origin.orders(), 1, "{kind:?}");
         }
+    }
+}
+
+// ---- Envoy: it repeats by itself, and can be told not to ----
+
+/// How often the Envoy of these tests sends what always fails.
+const SENDS_OF_ENVOY: usize = 4;
+
+/// Sends orders to an origin that always says 503, each of which arrives so often for each of our
+/// sends.
+async fn arrives(kind: Kind, settings: fn() -> RetryMiddlewareBuilder, times: usize) {
+    for order in Order::both("sidecar") {
+        let arrivals = order.most_sends() * times;
+        let expected = Passage {
+            told: order.stays_unknown(Some(503)),
+            arrivals,
+            orders: if order.key().is_some() { 1 } else { arrivals },
+        };
+        let origin = [answer(503).into()];
+        passes(kind, "/eager/orders", &origin, settings(), &order, expected).await;
+    }
+}
+
+fn alone() -> RetryMiddlewareBuilder {
+    retry().sidecar_retries(false)
+}
+
+#[tokio::test]
+async fn an_envoy_that_repeats_multiplies_the_attempts() {
+    for kind in [Kind::Envoy, Kind::TrustfulEnvoy] {
+        arrives(kind, retry, SENDS_OF_ENVOY).await;
+    }
+}
+
+#[tokio::test]
+async fn an_envoy_that_trusts_its_callers_can_be_told_not_to_repeat() {
+    arrives(Kind::TrustfulEnvoy, alone, 1).await;
+}
+
+/// By default it trusts nobody, not on loopback either, and takes the header away.
+#[tokio::test]
+async fn an_envoy_that_does_not_trust_its_callers_repeats_whatever_they_say() {
+    arrives(Kind::Envoy, alone, SENDS_OF_ENVOY).await;
+}
+
+/// An Envoy that is full says so in a header of its own, and has not asked the origin. Unless told
+/// what that header means, the layer knocks again.
+#[tokio::test]
+async fn an_envoy_that_is_overloaded_is_left_alone_by_its_header() {
+    let overloaded = HeaderName::from_static("x-envoy-overloaded");
+    let heeds = || retry().no_retry_headers([overloaded.clone()]);
+    let [order, plain] = Order::both("overloaded");
+    let told = [
+        (retry(), &order, order.stays_unknown(Some(503))),
+        (heeds(), &order, order.is_unknown(Some(503), &[Unknown])),
+        (heeds(), &plain, plain.is_unknown(Some(503), &[Unknown])),
+    ];
+    for (settings, order, told) in told {
+        let expected = Passage {
+            told,
+            arrivals: 0,
+            orders: 0,
+        };
+        let path = "/overloaded/orders";
+        passes(Kind::Envoy, path, &[Act::Close], settings, order, expected).await;
     }
 }
 

@@ -35,8 +35,13 @@ use crate::policy::{CircuitBreaker, FirstSends, Pushback, RetryBudget, StopReaso
 ///
 /// At most [`capacity`](LoadControlBuilder::capacity) keys are kept, 1,024 by default; the one that was
 /// used least recently is forgotten for a new one, and starts afresh when it is seen again. Keys of
-/// operations under way count as used now. A key takes under 1 KiB beside its own text (and beside
-/// the events of a budget made by [`RetryBudget::window`]).
+/// operations under way count as used now. A key takes under 1 KiB with the map's share, beside its own
+/// text and beside the events of a budget made by [`RetryBudget::window`].
+///
+/// # Which key?
+///
+/// The URL's host and port as [`snapshot`](Self::snapshot) wants them: `api.example`, or
+/// `127.0.0.1:8080`. A port that is the scheme's own is left out, so `http` and `https` share their state.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -98,8 +103,11 @@ impl LoadControl {
     }
 
     fn with(model: Model, key: Option<Arc<KeyOf>>, capacity: NonZeroUsize) -> Self {
+        // `LruCache::new` would take the memory of all keys at once.
+        let mut loads = LruCache::unbounded();
+        loads.resize(capacity);
         Self {
-            loads: Mutex::new(LruCache::new(capacity)),
+            loads: Mutex::new(loads),
             model,
             key,
         }

@@ -124,6 +124,17 @@ impl LoadSnapshot {
         self.stops.iter().copied()
     }
 
+    /// How many operations ended because another send was refused, for whatever reason: those that code
+    /// around this layer must not make up for ([`StopReason::forbids_retry`]), but for the caller's own
+    /// cancel.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        let refusals = self
+            .stops()
+            .filter(|(reason, _)| reason.forbids_retry() && *reason != StopReason::Cancelled);
+        refusals.map(|(_, count)| count).sum()
+    }
+
     /// How many operations ended for this reason.
     #[must_use]
     pub fn stopped(&self, reason: StopReason) -> u64 {

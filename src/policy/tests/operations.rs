@@ -17,7 +17,7 @@ use crate::policy::{
     Reservation, RetryBudget, Stop, StopReason, Terms,
 };
 
-const CASES: u32 = 24_000;
+const CASES: u32 = 30_000;
 
 const BRANCHES: [&str; 71] = [
     "retry",

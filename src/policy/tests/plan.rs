@@ -269,7 +269,8 @@ pub(super) fn plans() -> impl Strategy<Value = Plan> {
         is_nested,
     );
     let time = (limits(), maybe(0.8, 10..200), maybe(0.3, 0..250));
-    let pace = (curves(), grains(0..150));
+    let longest_wish = prop_oneof![2 => grains(0..40), 1 => grains(0..150)];
+    let pace = (curves(), longest_wish);
     let shared = (first_sends(), option::weighted(0.7, fuses()), purses());
     let load = (shared, vec(scripts(), 1..=3));
     (effect, time, pace, load).prop_map(|(effect, time, pace, load)| {
