@@ -274,12 +274,12 @@ fn layer_error(error: &Error, on: Circumstances) -> (Outcome, Failure) {
     match error.retry_error() {
         _ if is_unmade => (outcome, Failure::Request),
         Some(below) if below.stop() == StopReason::NestedLayer || below.report().is_spent() => {
-            let outcome = Outcome {
+            let mut outcome = Outcome {
                 verdict: Verdict::Retryable,
                 certainty: certainty.max(below.certainty().min(Certainty::Unknown)),
-                retried_below: below.report().is_spent(),
                 ..outcome
             };
+            outcome.heed(below.report().is_spent(), below.report().retry_after());
             (outcome, Failure::Layer)
         }
         _ => (outcome, Failure::Layer),

@@ -10,6 +10,7 @@ use crate::classify::{self, Circumstances};
 use crate::clock::{self, Bounded};
 use crate::deadline::DeadlineScope;
 use crate::error::{AttemptTimeout, Cause};
+use crate::key::IdempotencyKey;
 use crate::operation::Operation;
 use crate::policy::{Health, Outcome, Stop, Terms, Verdict};
 use crate::progress::Progress;
@@ -73,7 +74,9 @@ impl End {
                 let Settings { rules, clock, .. } = settings;
                 let (status, headers) = (response.status(), response.headers());
                 let mut outcome = rules.answer(status, headers, || clock.wall(), on);
-                outcome.retried_below = response.retry_report().is_some_and(RetryReport::is_spent);
+                if let Some(below) = response.retry_report() {
+                    outcome.heed(below.is_spent(), below.retry_after());
+                }
                 Some(Self::answered(outcome, response))
             }
         }?;
@@ -141,8 +144,9 @@ fn is_to_our_url(
     is_noted || ours.any(|url| redirect::is_same_url(response.url(), url))
 }
 
+/// By the same measure as the keys of load control: `http` and `https` share a host.
 fn is_same_host(one: &Url, other: &Url) -> bool {
-    one.host() == other.host() && one.port_or_known_default() == other.port_or_known_default()
+    one.host() == other.host() && one.port() == other.port()
 }
 
 impl Answer {
@@ -170,11 +174,15 @@ impl Answer {
             true => response,
             false => response_body::guard(response, deadline),
         };
+        let extensions = response.extensions_mut();
+        // A client below may have left its own.
+        extensions.remove::<RetryReport>();
+        extensions.remove::<IdempotencyKey>();
         if let Some(key) = &operation.key {
-            response.extensions_mut().insert(key.clone());
+            extensions.insert(key.clone());
         }
         if let Some(report) = progress.answered(stop) {
-            response.extensions_mut().insert(report);
+            extensions.insert(report);
         }
         response
     }

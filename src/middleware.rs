@@ -13,7 +13,6 @@ use http::Extensions;
 use http_body_util::BodyExt;
 use reqwest::{Body, ClientBuilder, Response};
 use reqwest_middleware::{Error, Middleware, Next, Result};
-use tokio::sync::SemaphorePermit;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
@@ -27,7 +26,8 @@ use crate::end::{Answer, End};
 use crate::error::{BodyNotMade, LastAnswer};
 use crate::frames::Frames;
 use crate::invalid::InvalidInput;
-use crate::load::{Limiter, Load};
+use crate::load::{Limiter, Load, Permit};
+use crate::nesting;
 use crate::operation::{self, Operation};
 use crate::policy::{
     Admission, Decision, Health, Moment, Pass, ReplayClass, Reservation, Stop, StopReason, Terms,
@@ -147,6 +147,7 @@ impl RetryMiddleware {
     ) -> Result<Response> {
         let terms = self.settings.terms(load.as_deref());
         let limiter = load.as_ref().and_then(|load| load.limiter.as_ref());
+        let limiter = limiter.filter(|limiter| !nesting::is_held(limiter));
         let mut waited = None;
         loop {
             let admitted = self
@@ -230,6 +231,9 @@ impl RetryMiddleware {
         waited: Option<Wait<'t>>,
     ) -> Result<Admitted<'t>> {
         let mut now = clock::now();
+        if waited.is_some() {
+            progress.wait_is_over();
+        }
         let mut pushed_back = Duration::ZERO;
         let mut permit = None;
         let stop = loop {
@@ -270,8 +274,8 @@ impl RetryMiddleware {
                     drop(pass);
                     let place = limiter.line_up();
                     let until = operation.call.latest_start();
-                    match bounded(place.permit(), until, &operation.cancel).await {
-                        Bounded::Done(Ok(free)) => permit = Some(free),
+                    match bounded(place.turn(), until, &operation.cancel).await {
+                        Bounded::Done(Ok(turn)) => permit = Some(place.take(turn)),
                         Bounded::Cancelled => break StopReason::Cancelled.into(),
                         Bounded::TimedOut | Bounded::Done(Err(_)) => {
                             break StopReason::ConcurrencyLimit.into();
@@ -355,6 +359,7 @@ impl RetryMiddleware {
         let &Admitted {
             now, limit, waited, ..
         } = admitted;
+        let holding = admitted.permit.as_ref().map(Permit::limiter);
         let call = &mut operation.call;
         let is_tracked = self.settings.send_tracking && call.replay != ReplayClass::Safe;
         let evidence = is_tracked.then(Arc::<Evidence>::default);
@@ -387,10 +392,10 @@ impl RetryMiddleware {
                 "has been sent, and cannot be sent again",
             ))));
         };
-        let run = watch.over(next.clone().run(request, extensions));
+        let run = watch.over(next.clone().run(request, extensions), holding);
         match bounded(run, until, &operation.cancel).await {
             Bounded::Done(Ok(answer)) if watch.is_tracked() => {
-                self.follow(answer, watch, operation, extensions, next, until)
+                self.follow(answer, watch, operation, extensions, next, admitted)
                     .await
             }
             result => result,
@@ -406,9 +411,11 @@ impl RetryMiddleware {
         operation: &mut Operation,
         extensions: &mut Extensions,
         next: &Next<'_>,
-        until: Option<Instant>,
+        admitted: &Admitted<'_>,
     ) -> Bounded<Result<Response>> {
         let now = clock::now();
+        let until = admitted.until();
+        let holding = admitted.permit.as_ref().map(Permit::limiter);
         let left = left_until(until);
         let target = operation.redirect_target(&answer, watch, &self.settings, left);
         let Some(target) = target else {
@@ -421,7 +428,7 @@ impl RetryMiddleware {
         };
         drop(answer);
         watch.note_moved(target);
-        let run = watch.over(next.clone().run(request, extensions));
+        let run = watch.over(next.clone().run(request, extensions), holding);
         bounded(run, until, &operation.cancel).await
     }
 
@@ -503,7 +510,7 @@ struct Admitted<'t> {
     /// What was waited before it, as planned.
     waited: Duration,
     pass: Option<Pass<'t>>,
-    permit: Option<SemaphorePermit<'t>>,
+    permit: Option<Permit<'t>>,
 }
 
 impl<'t> Admitted<'t> {

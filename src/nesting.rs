@@ -5,11 +5,17 @@
 //! anew (a POST without a key, or with a key that is made afresh), the inner operation retries by
 //! itself, and the outer one does not.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::ptr;
+
+use crate::load::Limiter;
 
 thread_local! {
     /// The attempt that this thread is polling.
     static POLLED: Cell<Option<Within>> = const { Cell::new(None) };
+
+    /// The limiters that attempts around have permits of, by address: an attempt outlives its poll.
+    static HELD: RefCell<Vec<*const Limiter>> = const { RefCell::new(Vec::new()) };
 }
 
 /// An attempt, to the operations made within it.
@@ -46,6 +52,31 @@ impl Within {
         let result = work();
         self.is_spent = POLLED.get().is_some_and(Self::is_spent);
         result
+    }
+}
+
+/// Polls an attempt that holds a permit of this limiter.
+pub(crate) fn while_holding<T>(limiter: Option<&Limiter>, poll: impl FnOnce() -> T) -> T {
+    let Some(limiter) = limiter else {
+        return poll();
+    };
+    HELD.with_borrow_mut(|held| held.push(ptr::from_ref(limiter)));
+    let _released = Released;
+    poll()
+}
+
+/// Whether an attempt around holds a permit of this limiter: to wait for another one could be to wait
+/// for itself.
+pub(crate) fn is_held(limiter: &Limiter) -> bool {
+    HELD.with_borrow(|held| held.iter().any(|&around| ptr::eq(around, limiter)))
+}
+
+/// Takes the limiter off again, also when the poll panics.
+struct Released;
+
+impl Drop for Released {
+    fn drop(&mut self) {
+        HELD.with_borrow_mut(Vec::pop);
     }
 }
 

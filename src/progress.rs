@@ -151,6 +151,7 @@ impl Progress {
         now: Instant,
     ) {
         self.account.retry_after = outcome.retry_after;
+        self.account.is_spent_below = outcome.retried_below;
         self.account.certainty = certainty;
         let failure = failure.map(|(failure, cause)| {
             self.cause = Some(cause);
@@ -169,7 +170,7 @@ impl Progress {
         let Some(flight) = self.flight.take() else {
             return;
         };
-        self.account.is_spent_below = flight.watch.is_spent_below();
+        self.account.is_spent_below |= flight.watch.is_spent_below();
         let record = AttemptRecord {
             took: now.saturating_duration_since(flight.started),
             status,
@@ -183,6 +184,11 @@ impl Progress {
 
     pub(crate) fn waits(&self, delay: Duration) {
         self.listeners.waiting(&self.account, delay);
+    }
+
+    /// What the server asked for has been waited out.
+    pub(crate) fn wait_is_over(&mut self) {
+        self.account.retry_after = None;
     }
 
     /// The operation's span.

@@ -42,7 +42,16 @@ impl Account {
         self.attempts.len() > 1
             || self.is_spent_below
             || self.stop.is_some_and(StopReason::forbids_retry)
-            || (self.has_effect && !self.repeats_alike && self.certainty == Certainty::Unknown)
+            || (!self.repeats_alike && self.may_be_doubled())
+    }
+
+    /// Whether it may have had an effect that a repeat would have again. What was sent without a key, and
+    /// went well, is its caller's to make again: such is the fetching of a token.
+    fn may_be_doubled(&self) -> bool {
+        let is_ours_to_count = self.key.is_some();
+        let last = self.attempts.last().and_then(|last| last.status);
+        let went_well = last.is_some_and(|status| status.is_success());
+        self.has_effect && (self.certainty == Certainty::Unknown || (is_ours_to_count && went_well))
     }
 }
 
@@ -137,6 +146,11 @@ impl RetryReport {
     /// Whether a layer around the one that this report is of must not repeat the operation.
     pub(crate) fn is_spent(&self) -> bool {
         self.0.is_spent()
+    }
+
+    /// The wait that a caller who tries again has to make.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        self.0.retry_after
     }
 
     fn is_another_layers_failure(&self) -> bool {

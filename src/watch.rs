@@ -8,7 +8,8 @@ use std::task::{Context, Poll};
 use reqwest::{Response, Url};
 use reqwest_middleware::Result;
 
-use crate::nesting::Within;
+use crate::load::Limiter;
+use crate::nesting::{self, Within};
 use crate::redirect::{self, Hops};
 use crate::tracking::Evidence;
 
@@ -52,10 +53,15 @@ impl Watch {
         }
     }
 
-    /// Watches `run` from here on.
-    pub(crate) fn over<'a>(&'a mut self, run: Run<'a>) -> Watched<'a> {
+    /// Watches `run` from here on, which holds a permit of this limiter.
+    pub(crate) fn over<'a>(
+        &'a mut self,
+        run: Run<'a>,
+        holding: Option<&'a Limiter>,
+    ) -> Watched<'a> {
         Watched {
             run: Some(run),
+            holding,
             watch: self,
             ended: false,
         }
@@ -116,6 +122,7 @@ impl Watch {
 pub(crate) struct Watched<'a> {
     /// `None` only once it is dropped.
     run: Option<Run<'a>>,
+    holding: Option<&'a Limiter>,
     watch: &'a mut Watch,
     ended: bool,
 }
@@ -124,13 +131,19 @@ impl Future for Watched<'_> {
     type Output = Result<Response>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { run, watch, ended } = self.get_mut();
+        let Self {
+            run,
+            holding,
+            watch,
+            ended,
+        } = self.get_mut();
         watch.note_discarded_body();
         let Some(run) = run else {
             return Poll::Pending;
         };
         let Watch { within, hops, .. } = &mut **watch;
-        let result = within.during(|| redirect::while_polling(hops, || run.as_mut().poll(context)));
+        let poll = || redirect::while_polling(hops, || run.as_mut().poll(context));
+        let result = within.during(|| nesting::while_holding(*holding, poll));
         *ended = result.is_ready();
         watch.has_waited |= result.is_pending();
         result

@@ -10,8 +10,8 @@ mod support;
 
 use std::sync::{Arc, Mutex};
 
-use reqwest_idempotent_retry::RetryErrorExt;
-use support::{Server, Step, key, plain_builder, refused};
+use reqwest_idempotent_retry::{Backoff, CircuitBreaker, LoadControl, RetryErrorExt};
+use support::{Server, Step, key, plain_builder, refused, secs};
 
 /// What is written to a log at its finest level.
 #[derive(Clone, Default)]
@@ -28,16 +28,27 @@ impl std::io::Write for Log {
     }
 }
 
+impl Log {
+    /// Listens on this thread for as long as the guard lives.
+    fn listen(&self) -> tracing::subscriber::DefaultGuard {
+        let writer = self.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::TRACE)
+            .with_writer(move || writer.clone())
+            .with_ansi(false)
+            .finish();
+        tracing::subscriber::set_default(subscriber)
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(support::lock(&self.0).clone()).expect("text")
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn case_66_neither_errors_nor_logs_show_path_query_headers_or_bodies() {
     let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::TRACE)
-        .with_writer(move || writer.clone())
-        .with_ansi(false)
-        .finish();
-    let guard = tracing::subscriber::set_default(subscriber);
+    let guard = log.listen();
     let server = Server::script([
         Step::Refuse(refused_at("/t/PATHTOK?api_key=SECRET")),
         Step::after(0, 503, &[("x-answer", "ANSWERHEADER")]),
@@ -55,7 +66,7 @@ async fn case_66_neither_errors_nor_logs_show_path_query_headers_or_bodies() {
     drop(guard);
 
     let error = error.retry_error().expect("ours");
-    let log = String::from_utf8(support::lock(&log.0).clone()).expect("text");
+    let log = log.text();
     for line in [
         "attempt ended",
         "waiting before the next attempt",
@@ -90,6 +101,59 @@ async fn case_66_neither_errors_nor_logs_show_path_query_headers_or_bodies() {
         for text in &told {
             assert!(!text.contains(secret), "{secret} in {text}");
         }
+    }
+}
+
+/// The state of a breaker is the host's, so the event names it, and nothing of the request that turned it.
+#[tokio::test(start_paused = true)]
+async fn a_breaker_that_opens_or_closes_says_so_once_and_of_the_host_alone() {
+    let log = Log::default();
+    let guard = log.listen();
+    let breaker = CircuitBreaker::builder()
+        .consecutive_failures(1)
+        .open_for(Backoff::fixed([secs(1)]))
+        .build();
+    let load = LoadControl::builder()
+        .breaker(breaker.expect("valid"))
+        .key_by(|_, _| "KEYOFTENANT".into())
+        .build();
+    let layer = plain_builder()
+        .max_attempts(1)
+        .load_control(Arc::new(load.expect("valid")))
+        .build()
+        .expect("valid");
+    let server = Server::script([503, 503, 200, 200].map(Step::status));
+    let client = server.client([layer]);
+    let url = "http://user:PASSWORD@orders.test/t/PATHTOK?api_key=SECRET";
+    let send = || client.post(url).body("BODYBYTES").send();
+    send().await.expect("503: opens");
+    send().await.expect("503: still open");
+    tokio::time::sleep(secs(1)).await;
+    send().await.expect("200: closes");
+    send().await.expect("200: still closed");
+    drop(guard);
+
+    let log = log.text();
+    let turns: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains("circuit breaker"))
+        .map(|line| {
+            line.rsplit_once("reqwest_idempotent_retry: ")
+                .expect("our target")
+                .1
+        })
+        .collect();
+    // Message and fields, and no more.
+    assert_eq!(
+        turns,
+        [
+            "circuit breaker opened host=\"orders.test\" wait=1s",
+            "circuit breaker closed host=\"orders.test\"",
+        ],
+        "{log}"
+    );
+    for secret in ["PASSWORD", "PATHTOK", "SECRET", "BODYBYTES", "KEYOFTENANT"] {
+        assert!(!log.contains(secret), "{secret} in {log}");
     }
 }
 

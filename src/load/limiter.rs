@@ -23,11 +23,15 @@ impl Limiter {
     }
 
     /// A permit, if one is free.
-    pub(crate) fn try_acquire(&self) -> Option<SemaphorePermit<'_>> {
-        self.permits.try_acquire().ok()
+    pub(crate) fn try_acquire(&self) -> Option<Permit<'_>> {
+        let permit = self.permits.try_acquire().ok()?;
+        Some(Permit {
+            of: self,
+            _permit: permit,
+        })
     }
 
-    /// Takes a place in the line for a permit, which comes once [`Place::permit`] is waited for.
+    /// Takes a place in the line for a permit, which comes once [`Place::turn`] is waited for.
     pub(crate) fn line_up(&self) -> Place<'_> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         Place(self)
@@ -44,15 +48,37 @@ impl Limiter {
     }
 }
 
+/// Leave for one attempt to be under way. Dropped, it goes to the next in line.
+#[derive(Debug)]
+pub(crate) struct Permit<'l> {
+    of: &'l Limiter,
+    _permit: SemaphorePermit<'l>,
+}
+
+impl<'l> Permit<'l> {
+    /// Who gave it.
+    pub(crate) fn limiter(&self) -> &'l Limiter {
+        self.of
+    }
+}
+
 /// One in the line. Dropped, it has left.
 pub(crate) struct Place<'l>(&'l Limiter);
 
 impl<'l> Place<'l> {
-    /// The permit. It fails only for a closed semaphore, and nobody closes ours.
-    pub(crate) fn permit(
+    /// Waits for its turn. It fails only for a closed semaphore, and nobody closes ours.
+    pub(crate) fn turn(
         &self,
     ) -> impl Future<Output = Result<SemaphorePermit<'l>, AcquireError>> + use<'l> {
         self.0.permits.acquire()
+    }
+
+    /// Its turn has come.
+    pub(crate) fn take(self, permit: SemaphorePermit<'l>) -> Permit<'l> {
+        Permit {
+            of: self.0,
+            _permit: permit,
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use reqwest::Request;
 use url::Position;
 
 pub use self::builder::LoadControlBuilder;
-pub(crate) use self::limiter::Limiter;
+pub(crate) use self::limiter::{Limiter, Permit};
 pub use self::snapshot::LoadSnapshot;
 use crate::policy::{CircuitBreaker, FirstSends, Pushback, RetryBudget, StopReason};
 

@@ -16,9 +16,13 @@ use super::{failure_class, reason_label};
 use crate::policy::{Certainty, StopReason, Turned};
 use crate::report::{Account, AttemptRecord};
 
+/// What filters go by.
+const TARGET: &str = "reqwest_idempotent_retry";
+
 /// The span of an operation. Spans of layers below, one for each attempt, are its children.
 pub(super) fn span(method: &Method, url: &Url) -> Span {
     info_span!(
+        target: TARGET,
         "http.client.operation",
         otel.kind = "internal",
         otel.name = method.as_str(),
@@ -52,13 +56,16 @@ pub(super) fn record(span: &Span, account: &Account) {
 
 pub(super) fn attempt(account: &Account, record: &AttemptRecord) {
     debug!(
-        http.request.method = account.method.as_str(),
-        server.address = &*account.host,
-        http.request.resend_count = record.number.checked_sub(1).filter(|&resends| resends > 0),
-        http.response.status_code = record.status.map(|status| status.as_u16()),
-        error.type = error_type(Some(record), None),
-        certainty = %record.certainty,
-        took = ?record.took,
+        target: TARGET,
+        {
+            http.request.method = account.method.as_str(),
+            server.address = &*account.host,
+            http.request.resend_count = record.number.checked_sub(1).filter(|&resends| resends > 0),
+            http.response.status_code = record.status.map(|status| status.as_u16()),
+            error.type = error_type(Some(record), None),
+            certainty = %record.certainty,
+            took = ?record.took,
+        },
         "attempt ended"
     );
 }
@@ -66,21 +73,21 @@ pub(super) fn attempt(account: &Account, record: &AttemptRecord) {
 pub(super) fn wait(account: &Account, delay: Duration) {
     let Account { method, host, .. } = account;
     let attempts = account.attempts.len();
-    debug!(%method, host, attempts, wait = ?delay, "waiting before the next attempt");
+    debug!(target: TARGET, %method, host, attempts, wait = ?delay, "waiting before the next attempt");
 }
 
 /// A circuit breaker has been turned by an operation on this host.
 pub(super) fn breaker(host: &str, turned: Turned) {
     match turned {
-        Turned::Open(wait) => warn!(host, ?wait, "circuit breaker opened"),
-        Turned::Closed => info!(host, "circuit breaker closed"),
+        Turned::Open(wait) => warn!(target: TARGET, host, ?wait, "circuit breaker opened"),
+        Turned::Closed => info!(target: TARGET, host, "circuit breaker closed"),
     }
 }
 
 /// The remaining time that a client has sent could not be read.
 #[cfg(feature = "server")]
 pub(crate) fn malformed(header: &HeaderName) {
-    debug!(%header, "malformed timeout ignored");
+    debug!(target: TARGET, %header, "malformed timeout ignored");
     #[cfg(feature = "metrics")]
     super::metrics::malformed(header);
 }
@@ -96,13 +103,17 @@ pub(super) fn stop(account: &Account) {
     } = account;
     let attempts = account.attempts.len();
     match account.stop {
-        None => debug!(%method, host, attempts, ?elapsed, %certainty, "operation done"),
-        Some(reason) if is_worth_a_look(reason, *certainty) => {
-            warn!(%method, host, attempts, ?elapsed, %certainty, %reason, "operation stopped");
-        }
-        Some(reason) => {
-            info!(%method, host, attempts, ?elapsed, %certainty, %reason, "operation stopped");
-        }
+        None => debug!(
+            target: TARGET, %method, host, attempts, ?elapsed, %certainty, "operation done"
+        ),
+        Some(reason) if is_worth_a_look(reason, *certainty) => warn!(
+            target: TARGET, %method, host, attempts, ?elapsed, %certainty, %reason,
+            "operation stopped"
+        ),
+        Some(reason) => info!(
+            target: TARGET, %method, host, attempts, ?elapsed, %certainty, %reason,
+            "operation stopped"
+        ),
     }
 }
 

@@ -89,9 +89,10 @@ impl Call {
         self.attempts.saturating_add(1) >= self.limits.max_attempts
     }
 
-    /// Whether an attempt of it may ever be followed by another.
+    /// Whether an attempt of it may be followed by another whatever comes of it, so that operations made
+    /// within it can leave their retries to it.
     pub(crate) fn may_be_repeated(&self) -> bool {
-        self.limits.max_attempts > 1 && self.body_replayable
+        self.limits.max_attempts > 1 && self.body_replayable && self.replay.survives_a_repeat()
     }
 
     /// Whether it is the outer operation's to repeat this one: only what would be alike, or what has

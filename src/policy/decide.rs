@@ -36,15 +36,18 @@ impl Call {
             Ok(delay) => delay,
             Err(stop) => return Decision::Return(Some(stop)),
         };
-        match terms.budget {
-            None => Decision::Wait {
-                delay,
-                token: Reservation::unlimited(),
-            },
-            Some(budget) => match budget.reserve(at.now, &mut self.counted) {
-                Some(token) => Decision::Wait { delay, token },
-                None => Decision::Return(Some(StopReason::BudgetExhausted.into())),
-            },
+        let token = match terms.budget {
+            None => Some(Reservation::unlimited()),
+            Some(budget) => budget.reserve(at.now, &mut self.counted),
+        };
+        match token {
+            None => Decision::Return(Some(StopReason::BudgetExhausted.into())),
+            // The token goes back: whoever repeats it pays for it.
+            Some(_) if self.leaves_retries_to_outer() => Decision::Return(Some(Stop {
+                reason: StopReason::NestedLayer,
+                after: Some(self.heeded).filter(|floor| !floor.is_zero()),
+            })),
+            Some(token) => Decision::Wait { delay, token },
         }
     }
 
@@ -71,7 +74,7 @@ impl Call {
         if outcome.veto {
             return Err(StopReason::ServerVeto.into());
         }
-        if self.leaves_retries_to_outer() || outcome.retried_below {
+        if outcome.retried_below {
             return Err(StopReason::NestedLayer.into());
         }
         if self.attempts >= self.limits.max_attempts {

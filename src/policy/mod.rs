@@ -99,6 +99,18 @@ pub(crate) struct Outcome {
     pub(crate) health: Health,
 }
 
+impl Outcome {
+    /// What an operation made within the attempt says of its own: whether it is spent, and the wait that
+    /// its host has asked for, which is not a wish of ours.
+    pub(crate) fn heed(&mut self, is_spent: bool, wait: Option<Duration>) {
+        self.retried_below |= is_spent;
+        if wait > self.retry_after {
+            self.retry_after = wait;
+            self.pushes_back = false;
+        }
+    }
+}
+
 /// What an operation that ends with this outcome shows of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Health {

@@ -6,8 +6,8 @@ use std::time::Duration;
 /// Why no (further) attempt was started.
 ///
 /// Checked in the order in which they are listed, so a reason is only given where none of the
-/// earlier ones held; the budget comes last of what is checked before the wait, so that a refusal for
-/// another reason costs no token. A concurrency permit is asked for after the wait.
+/// earlier ones held; the budget comes last, so that a refusal for another reason costs no token (one
+/// that another layer would use goes back). A concurrency permit is asked for after the wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StopReason {
@@ -24,9 +24,6 @@ pub enum StopReason {
     UnsafeToRepeat,
     /// The server asked not to be called again (the configured veto and no-retry headers).
     ServerVeto,
-    /// Another layer of this crate retries: one around this operation, in whose attempt it was made,
-    /// or one below it, which has used up or refused the retries already.
-    NestedLayer,
     /// As many attempts as allowed were made.
     AttemptsExhausted,
     /// The request body was a stream, which can be sent only once.
@@ -41,6 +38,9 @@ pub enum StopReason {
     BreakerOpen,
     /// The shared retry budget has no token left.
     BudgetExhausted,
+    /// Another layer of this crate retries: one around this operation, in whose attempt it was made. Or
+    /// one below it has used up or refused the retries already; that is asked before the attempts used.
+    NestedLayer,
     /// As many attempts as the concurrency limit allows were under way until it was too late.
     ConcurrencyLimit,
 }
@@ -54,13 +54,13 @@ impl StopReason {
         Self::KeyExpired,
         Self::UnsafeToRepeat,
         Self::ServerVeto,
-        Self::NestedLayer,
         Self::AttemptsExhausted,
         Self::BodyNotReplayable,
         Self::RetryAfterTooLong,
         Self::DeadlineTooClose,
         Self::BreakerOpen,
         Self::BudgetExhausted,
+        Self::NestedLayer,
         Self::ConcurrencyLimit,
     ];
 

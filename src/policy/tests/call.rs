@@ -516,13 +516,13 @@ fn every_stop_reason_has_words_of_its_own() {
         "idempotency key expired",
         "unsafe to repeat",
         "the server asked not to retry",
-        "nested layer",
         "attempts exhausted",
         "body not replayable",
         "Retry-After too long",
         "deadline too close",
         "breaker open",
         "retry budget exhausted",
+        "nested layer",
         "concurrency limit reached",
     ];
     assert_eq!(StopReason::ALL.map(|reason| reason.to_string()), words);

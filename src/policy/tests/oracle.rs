@@ -249,12 +249,7 @@ impl<'o, 'p> Oracle<'o, 'p> {
                 plan.replay == ReplayClass::Unsafe && is_maybe_done(outcome.certainty),
             ),
             (StopReason::ServerVeto, None, outcome.veto),
-            (
-                StopReason::NestedLayer,
-                None,
-                (plan.nested && (plan.repeats_alike || !is_maybe_done(self.certainty())))
-                    || outcome.retried_below,
-            ),
+            (StopReason::NestedLayer, None, outcome.retried_below),
             (
                 StopReason::AttemptsExhausted,
                 None,
@@ -279,13 +274,18 @@ impl<'o, 'p> Oracle<'o, 'p> {
         if let Some(breaker) = &mut self.load.breaker {
             breaker.check(now, false).map_err(breaker_open)?;
         }
-        match self.load.purse.take(now, &mut self.counted) {
-            true => {
-                self.heeded.push(wait.floor);
-                Ok(Some(wait))
-            }
-            false => Err((StopReason::BudgetExhausted, None)),
+        if !self.load.purse.take(now, &mut self.counted) {
+            return Err((StopReason::BudgetExhausted, None));
         }
+        let is_left_to_outer =
+            plan.nested && (plan.repeats_alike || !is_maybe_done(self.certainty()));
+        if is_left_to_outer {
+            self.give_back();
+            let after = Some(wait.floor).filter(|&floor| floor > 0);
+            return Err((StopReason::NestedLayer, after));
+        }
+        self.heeded.push(wait.floor);
+        Ok(Some(wait))
     }
 
     pub(super) fn spend(&mut self, now: Nanos) {
