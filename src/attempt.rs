@@ -59,6 +59,8 @@ impl Attempt {
 pub(crate) struct Template {
     /// `None` once the last permitted attempt has taken it.
     request: Option<Request>,
+    /// Where it has gone, once it has been taken.
+    gone_to: Option<Url>,
     body: TemplateBody,
 }
 
@@ -79,8 +81,11 @@ impl Template {
             (None, Some(body)) if body.as_bytes().is_some() => TemplateBody::Bytes(bytes(body)),
             (None, Some(body)) => TemplateBody::Stream(Some(body)),
         };
-        let request = Some(request);
-        Self { request, body }
+        Self {
+            request: Some(request),
+            gone_to: None,
+            body,
+        }
     }
 
     /// The stream, to be read before the first attempt.
@@ -105,22 +110,36 @@ impl Template {
         Some(Identity {
             method: request.method().clone(),
             url: request.url().clone(),
-            body: match &self.body {
-                TemplateBody::Absent => BodyIdentity::Bytes(Bytes::new()),
-                TemplateBody::Bytes(bytes) => BodyIdentity::Bytes(bytes.clone()),
-                TemplateBody::Factory(factory) => BodyIdentity::Factory(factory.clone()),
-                TemplateBody::Stream(_) => BodyIdentity::Stream,
-            },
+            body: self.body_identity(),
         })
+    }
+
+    pub(crate) fn is(&self, identity: &Identity) -> bool {
+        let head = self.request.as_ref();
+        head.is_some_and(|head| *head.method() == identity.method && *head.url() == identity.url)
+            && self.body_identity() == identity.body
+    }
+
+    fn body_identity(&self) -> BodyIdentity {
+        match &self.body {
+            TemplateBody::Absent => BodyIdentity::Bytes(Bytes::new()),
+            TemplateBody::Bytes(bytes) => BodyIdentity::Bytes(bytes.clone()),
+            TemplateBody::Factory(factory) => BodyIdentity::Factory(factory.clone()),
+            TemplateBody::Stream(_) => BodyIdentity::Stream,
+        }
+    }
+
+    /// Where the request goes.
+    pub(crate) fn url(&self) -> Option<&Url> {
+        self.request
+            .as_ref()
+            .map(Request::url)
+            .or(self.gone_to.as_ref())
     }
 
     /// The request without its body.
     pub(crate) fn head(&self) -> Option<&Request> {
         self.request.as_ref()
-    }
-
-    pub(crate) fn headers(&self) -> Option<&HeaderMap> {
-        self.request.as_ref().map(Request::headers)
     }
 
     pub(crate) fn headers_mut(&mut self) -> Option<&mut HeaderMap> {
@@ -159,7 +178,9 @@ impl Template {
         };
         let may_be_sent_again = evidence.is_some() && matches!(self.body, TemplateBody::Bytes(_));
         let mut request = if is_last && !may_be_sent_again {
-            self.request.take()?
+            let request = self.request.take()?;
+            self.gone_to = Some(request.url().clone());
+            request
         } else {
             self.request.as_ref()?.try_clone()?
         };

@@ -13,17 +13,20 @@ use crate::policy::Certainty;
 
 /// The mark of an operation in a map of extensions.
 ///
-/// While the operation runs, a second layer of this crate below it finds the mark and lets requests
-/// pass. Once it has ended, or was dropped, the same map with the same request continues it: an
-/// outer layer's retry has the same key, the same deadline and what is already known.
-#[derive(Clone, Debug)]
+/// Once it has ended, or was dropped, the same map with the same request continues it: an outer layer's
+/// retry has the same key, the same deadline and what is already known. While the operation runs, a
+/// second layer of this crate that finds the mark lets requests pass.
+///
+/// An operation that asks for no effect, and has neither key nor deadline of its own, leaves none: there
+/// is nothing to continue.
+#[derive(Debug)]
 pub(crate) struct Continuation {
-    pub(crate) request: Arc<Identity>,
+    pub(crate) request: Identity,
     pub(crate) first_sent: Instant,
     /// Whether the map holds what was made for this request alone: a generated key, a deadline
     /// that was resolved.
     pub(crate) is_bound: bool,
-    pub(crate) state: Arc<State>,
+    pub(crate) state: State,
 }
 
 /// The request that an operation is for.
@@ -60,11 +63,11 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn running() -> Arc<Self> {
-        Arc::new(Self {
+    pub(crate) fn running() -> Self {
+        Self {
             running: AtomicBool::new(true),
             certainty: AtomicU8::new(0),
-        })
+        }
     }
 
     pub(crate) fn end(&self, certainty: Certainty) {
@@ -86,7 +89,7 @@ impl State {
 
 impl Continuation {
     pub(crate) fn in_map(extensions: &Extensions) -> Option<&Self> {
-        extensions.get()
+        extensions.get::<Arc<Self>>().map(Arc::as_ref)
     }
 
     pub(crate) fn is_running(&self) -> bool {

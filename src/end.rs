@@ -53,6 +53,7 @@ impl End {
             left_host: false,
             sent: watch.map_or(Sent::Untracked, Watch::sent),
         };
+        let url = operation.template.url();
         let is_spent_below = watch.is_some_and(Watch::is_spent_below);
         let mut end = match result {
             Bounded::Cancelled => None,
@@ -62,15 +63,15 @@ impl End {
                 Some(Self::failed(outcome, failure, cause))
             }
             Bounded::Done(Err(error)) => {
-                let is_https = operation.identity.url.scheme() == "https";
+                let is_https = url.is_some_and(|url| url.scheme() == "https");
                 let (outcome, failure) = classify::error(&error, is_https, on);
                 Some(Self::failed(outcome, failure, Cause::from(error)))
             }
             Bounded::Done(Ok(response)) => {
-                if !is_to_our_url(&response, operation, watch, on.redirected) {
+                if !is_to_our_url(&response, url, watch, on.redirected) {
                     on.redirected = Redirected::Changed;
                 }
-                on.left_host = !is_same_host(response.url(), &operation.identity.url);
+                on.left_host = !url.is_some_and(|url| is_same_host(response.url(), url));
                 let Settings { rules, clock, .. } = settings;
                 let (status, headers) = (response.status(), response.headers());
                 let mut outcome = rules.answer(status, headers, || clock.wall(), on);
@@ -132,15 +133,13 @@ impl End {
 /// of say more than that.
 fn is_to_our_url(
     response: &Response,
-    operation: &Operation,
+    url: Option<&Url>,
     watch: Option<&Watch>,
     redirected: Redirected,
 ) -> bool {
     let is_noted = !matches!(redirected, Redirected::No | Redirected::Unknown);
     let moved_to = watch.and_then(Watch::moved_to);
-    let mut ours = [Some(&operation.identity.url), moved_to]
-        .into_iter()
-        .flatten();
+    let mut ours = [url, moved_to].into_iter().flatten();
     is_noted || ours.any(|url| redirect::is_same_url(response.url(), url))
 }
 

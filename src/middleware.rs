@@ -27,7 +27,7 @@ use crate::error::{BodyNotMade, LastAnswer};
 use crate::frames::Frames;
 use crate::invalid::InvalidInput;
 use crate::load::{Limiter, Load, Permit};
-use crate::nesting;
+use crate::nesting::{self, Within};
 use crate::operation::{self, Operation};
 use crate::policy::{
     Admission, Decision, Health, Moment, Pass, ReplayClass, Reservation, Stop, StopReason, Terms,
@@ -107,7 +107,9 @@ impl Middleware for RetryMiddleware {
         extensions: &mut Extensions,
         next: Next<'_>,
     ) -> Result<Response> {
-        if Continuation::in_map(extensions).is_some_and(Continuation::is_running) {
+        if nesting::is_map_of_an_attempt(extensions)
+            || Continuation::in_map(extensions).is_some_and(Continuation::is_running)
+        {
             return next.run(request, extensions).await;
         }
         let now = clock::now();
@@ -373,7 +375,8 @@ impl RetryMiddleware {
         operation.mark(extensions);
         extensions.insert(attempt);
         let may_be_repeated = operation.call.may_be_repeated();
-        let watch = Watch::new(operation.no_hops_yet(), evidence.clone(), may_be_repeated);
+        let within = Within::attempt(extensions, may_be_repeated);
+        let watch = Watch::new(operation.no_hops_yet(), evidence.clone(), within);
         let watch = progress.attempt_starts(attempt.number, waited, limit, watch, now);
 
         let until = admitted.until();

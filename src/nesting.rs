@@ -8,6 +8,8 @@
 use std::cell::{Cell, RefCell};
 use std::ptr;
 
+use http::Extensions;
+
 use crate::load::Limiter;
 
 thread_local! {
@@ -15,12 +17,14 @@ thread_local! {
     static POLLED: Cell<Option<Within>> = const { Cell::new(None) };
 
     /// The limiters that attempts around have permits of, by address: an attempt outlives its poll.
-    static HELD: RefCell<Vec<*const Limiter>> = const { RefCell::new(Vec::new()) };
+    static HELD: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
 /// An attempt, to the operations made within it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Within {
+    /// Its extensions, by address: nobody else has them while it is polled.
+    map: usize,
     /// Another attempt may follow it.
     may_be_repeated: bool,
     /// An operation within it has been repeated already, or must not be.
@@ -28,8 +32,9 @@ pub(crate) struct Within {
 }
 
 impl Within {
-    pub(crate) fn attempt(may_be_repeated: bool) -> Self {
+    pub(crate) fn attempt(map: &Extensions, may_be_repeated: bool) -> Self {
         Self {
+            map: ptr::from_ref(map).addr(),
             may_be_repeated,
             is_spent: false,
         }
@@ -60,7 +65,7 @@ pub(crate) fn while_holding<T>(limiter: Option<&Limiter>, poll: impl FnOnce() ->
     let Some(limiter) = limiter else {
         return poll();
     };
-    HELD.with_borrow_mut(|held| held.push(ptr::from_ref(limiter)));
+    HELD.with_borrow_mut(|held| held.push(ptr::from_ref(limiter).addr()));
     let _released = Released;
     poll()
 }
@@ -68,7 +73,7 @@ pub(crate) fn while_holding<T>(limiter: Option<&Limiter>, poll: impl FnOnce() ->
 /// Whether an attempt around holds a permit of this limiter: to wait for another one could be to wait
 /// for itself.
 pub(crate) fn is_held(limiter: &Limiter) -> bool {
-    HELD.with_borrow(|held| held.iter().any(|&around| ptr::eq(around, limiter)))
+    HELD.with_borrow(|held| held.contains(&ptr::from_ref(limiter).addr()))
 }
 
 /// Takes the limiter off again, also when the poll panics.
@@ -78,6 +83,14 @@ impl Drop for Released {
     fn drop(&mut self) {
         HELD.with_borrow_mut(Vec::pop);
     }
+}
+
+/// Whether this map is the one of an attempt around: then the layer that asks is a second one on the
+/// same stack, and the request in its hands is that attempt.
+pub(crate) fn is_map_of_an_attempt(map: &Extensions) -> bool {
+    POLLED
+        .get()
+        .is_some_and(|within| within.map == ptr::from_ref(map).addr())
 }
 
 /// Whether what runs now runs within an attempt that another layer of this crate may repeat.

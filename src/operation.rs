@@ -10,7 +10,7 @@ use reqwest::{Response, Url};
 use crate::attempt::{Template, wants_the_body_at};
 
 use crate::cancel::Cancel;
-use crate::continuation::{Continuation, Identity, State};
+use crate::continuation::{Continuation, State};
 use crate::deadline::Deadline;
 use crate::invalid::InvalidInput;
 use crate::key::{IdempotencyKey, KeyContract};
@@ -102,13 +102,13 @@ const ENVOY_MAX_RETRIES: HeaderName = HeaderName::from_static("x-envoy-max-retri
 /// One intent of the caller, identified.
 #[derive(Debug)]
 pub(crate) struct Operation {
-    pub(crate) identity: Arc<Identity>,
     pub(crate) template: Template,
     pub(crate) key: Option<IdempotencyKey>,
     pub(crate) cancel: Cancel,
     pub(crate) call: Call,
-    pub(crate) continuation: Continuation,
-    pub(crate) deadline: Option<Deadline>,
+    /// What a later run with the same map must find; `None` where there is nothing to continue.
+    pub(crate) continuation: Option<Arc<Continuation>>,
+    is_post: bool,
 }
 
 impl Operation {
@@ -122,12 +122,13 @@ impl Operation {
         around: Surroundings,
         now: Instant,
     ) -> Result<Self, InvalidInput> {
-        let Some(identity) = template.identity() else {
+        let Some(head) = template.head() else {
             return Err(InvalidInput::new("request", "has been sent already"));
         };
-        let earlier = earlier_run(&identity, extensions)?;
-        let (key, key_is_new) = key(&identity.method, template.headers(), extensions, settings)?;
-        let replay = replay_class(&identity.method, extensions, key.is_some());
+        let earlier = earlier_run(&template, extensions)?;
+        let (key, key_is_new) = key(head.method(), head.headers(), extensions, settings)?;
+        let replay = replay_class(head.method(), extensions, key.is_some());
+        let is_post = head.method() == Method::POST;
         let first_sent = earlier.map_or(now, |earlier| earlier.first_sent);
         let mut call = Call::new(
             replay,
@@ -144,21 +145,23 @@ impl Operation {
             .and_then(|lifetime| first_sent.checked_add(lifetime));
         let wished = wished_deadline(extensions, settings);
         call.deadline = deadline(extensions, settings, &around, now);
-        let identity = Arc::new(identity);
         let is_bound = key_is_new
             || wished.is_some_and(Deadline::is_relative)
             || (around.deadline.is_some() && call.deadline == around.deadline)
             || earlier.is_some_and(|earlier| earlier.is_bound);
+        let leaves_a_mark = is_bound || key.is_some() || replay != ReplayClass::Safe;
+        let identity = template.identity().filter(|_| leaves_a_mark);
         Ok(Self {
             cancel: Cancel::of(extensions, &around),
-            continuation: Continuation {
-                request: Arc::clone(&identity),
-                first_sent,
-                is_bound,
-                state: State::running(),
-            },
-            deadline: call.deadline.map(Deadline::at),
-            identity,
+            continuation: identity.map(|request| {
+                Arc::new(Continuation {
+                    request,
+                    first_sent,
+                    is_bound,
+                    state: State::running(),
+                })
+            }),
+            is_post,
             template,
             key,
             call,
@@ -172,7 +175,7 @@ impl Operation {
     /// Keyed and unsafe operations are not to be carried to another origin.
     pub(crate) fn no_hops_yet(&self) -> Hops {
         let is_confined = matches!(self.call.replay, ReplayClass::Keyed | ReplayClass::Unsafe);
-        Hops::none_yet(is_confined, self.identity.method == Method::POST)
+        Hops::none_yet(is_confined, self.is_post)
     }
 
     /// Where an attempt that was answered so is to be sent once more: a redirect that reqwest would
@@ -185,9 +188,10 @@ impl Operation {
         left: Option<Duration>,
     ) -> Option<Url> {
         let is_unsafe = self.call.replay == ReplayClass::Unsafe;
-        let target = wants_the_body_at(answer, &self.identity, is_unsafe)?;
+        let identity = &self.continuation.as_ref()?.request;
+        let target = wants_the_body_at(answer, identity, is_unsafe)?;
         let is_confined = settings.client_is_prepared && watch.hops().is_confined();
-        let stays = !is_confined || target.origin() == self.identity.url.origin();
+        let stays = !is_confined || target.origin() == identity.url.origin();
         let is_in_time = left.is_none_or(|left| left >= self.call.limits.least_attempt());
         (stays && is_in_time && !self.is_cancelled()).then_some(target)
     }
@@ -235,23 +239,26 @@ impl Operation {
     /// Puts into the map what lower layers may read and a later run with it must find. Done before
     /// every attempt, since a layer may clear the map.
     pub(crate) fn mark(&self, extensions: &mut Extensions) {
-        extensions.insert(self.continuation.clone());
+        let Some(continuation) = &self.continuation else {
+            return;
+        };
+        extensions.insert(Arc::clone(continuation));
         if let Some(key) = &self.key {
             extensions.insert(key.clone());
         }
-        if let Some(deadline) = self.deadline {
-            extensions.insert(deadline);
+        if let Some(deadline) = self.call.deadline {
+            extensions.insert(Deadline::at(deadline));
         }
     }
 }
 
 /// An earlier run of the same operation: the same map with the same request.
 fn earlier_run<'e>(
-    identity: &Identity,
+    template: &Template,
     extensions: &'e Extensions,
 ) -> Result<Option<&'e Continuation>, InvalidInput> {
     match Continuation::in_map(extensions) {
-        Some(earlier) if *earlier.request == *identity => Ok(Some(earlier)),
+        Some(earlier) if template.is(&earlier.request) => Ok(Some(earlier)),
         Some(earlier) if earlier.is_bound => Err(InvalidInput::new(
             "extensions",
             "hold the key or deadline of another request",
@@ -264,15 +271,12 @@ fn earlier_run<'e>(
 /// one under the contract.
 fn key(
     method: &Method,
-    headers: Option<&HeaderMap>,
+    headers: &HeaderMap,
     extensions: &Extensions,
     settings: &Settings,
 ) -> Result<(Option<IdempotencyKey>, bool), InvalidInput> {
     let given = extensions.get::<IdempotencyKey>();
-    let adopted = match headers {
-        Some(headers) => settings.key_header().adopt(headers)?,
-        None => None,
-    };
+    let adopted = settings.key_header().adopt(headers)?;
     match (given, adopted) {
         (Some(given), Some(adopted)) if *given != adopted => Err(InvalidInput::new(
             "idempotency key",

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use http::StatusCode;
 use reqwest::Request;
 use reqwest_middleware::Error;
+use smallvec::SmallVec;
 use tracing::Span;
 
 use crate::clock;
-use crate::continuation::State;
+use crate::continuation::Continuation;
 use crate::error::{Cause, LastAnswer, RetryError};
 use crate::invalid::InvalidInput;
 use crate::load::Load;
@@ -27,7 +28,7 @@ use crate::watch::Watch;
 pub(crate) struct Progress {
     account: Account,
     handle: Option<ReportHandle>,
-    state: Option<Arc<State>>,
+    continuation: Option<Arc<Continuation>>,
     load: Option<Arc<Load>>,
     listeners: Listeners,
     started: Instant,
@@ -68,7 +69,7 @@ impl Progress {
                 key: None,
                 stop: None,
                 certainty: Certainty::NotSent,
-                attempts: Vec::new(),
+                attempts: SmallVec::new(),
                 elapsed: Duration::ZERO,
                 retry_after: None,
                 has_effect: true,
@@ -76,7 +77,7 @@ impl Progress {
                 is_spent_below: false,
             },
             handle,
-            state: None,
+            continuation: None,
             load: None,
             started,
             flight: None,
@@ -94,7 +95,7 @@ impl Progress {
         self.account.certainty = operation.call.certainty();
         self.account.has_effect = operation.call.replay != ReplayClass::Safe;
         self.account.repeats_alike = operation.call.repeats_alike;
-        self.state = Some(Arc::clone(&operation.continuation.state));
+        self.continuation = operation.continuation.clone();
         if let Some(handle) = &self.handle {
             handle.begin(key);
         }
@@ -289,8 +290,8 @@ impl Progress {
     fn close(&mut self) {
         self.has_ended = true;
         self.account.elapsed = clock::now().saturating_duration_since(self.started);
-        if let Some(state) = &self.state {
-            state.end(self.left_open());
+        if let Some(continuation) = &self.continuation {
+            continuation.state.end(self.left_open());
         }
         if self.account.is_spent() {
             nesting::note_spent();

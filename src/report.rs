@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::{Method, StatusCode};
+use smallvec::SmallVec;
 
 use crate::key::IdempotencyKey;
 use crate::policy::{Certainty, StopReason};
@@ -25,7 +26,8 @@ pub(crate) struct Account {
     pub(crate) key: Option<IdempotencyKey>,
     pub(crate) stop: Option<StopReason>,
     pub(crate) certainty: Certainty,
-    pub(crate) attempts: Vec<AttemptRecord>,
+    /// The first one in place, since most operations have no other.
+    pub(crate) attempts: SmallVec<[AttemptRecord; 1]>,
     pub(crate) elapsed: Duration,
     pub(crate) retry_after: Option<Duration>,
     /// Whether the request asks for an effect, which could then have happened or not.

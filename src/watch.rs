@@ -42,14 +42,14 @@ pub(crate) enum Sent {
 }
 
 impl Watch {
-    pub(crate) fn new(hops: Hops, evidence: Option<Arc<Evidence>>, may_be_repeated: bool) -> Self {
+    pub(crate) fn new(hops: Hops, evidence: Option<Arc<Evidence>>, within: Within) -> Self {
         Self {
             hops,
             evidence,
             body_discarded: false,
             moved_to: None,
             has_waited: false,
-            within: Within::attempt(may_be_repeated),
+            within,
         }
     }
 
