@@ -5,13 +5,17 @@
 )]
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, Pending, pending};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Instant, SystemTime};
 
+use pin_project_lite::pin_project;
 use tokio::time::{Sleep, Timeout, sleep_until, timeout_at};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
+
+use crate::cancel::Cancel;
 
 /// Where a middleware gets its random draws and its wall clock from.
 #[derive(Clone, Default)]
@@ -55,9 +59,76 @@ pub(crate) enum Bounded<T> {
     Cancelled,
 }
 
-/// `work`, given up at `until`. Work that is done wins.
-pub(crate) fn limit<F: Future>(until: Instant, work: F) -> Timeout<F> {
-    timeout_at(until.into(), work)
+/// `work`, until `until`, or until the caller cancels. Work that is done wins over both.
+pub(crate) fn bounded<F: Future>(work: F, until: Option<Instant>, cancel: &Cancel) -> Race<'_, F> {
+    Race {
+        timed: match until {
+            None => Timed::Unlimited { work },
+            Some(until) => Timed::Limited {
+                work: timeout_at(until.into(), work),
+            },
+        },
+        own: cancel.own().map(CancellationToken::cancelled),
+        ambient: cancel.ambient().map(CancellationToken::cancelled),
+    }
+}
+
+/// Nothing, until `until`, or until the caller cancels.
+pub(crate) fn wait(until: Option<Instant>, cancel: &Cancel) -> Race<'_, Pending<()>> {
+    bounded(pending(), until, cancel)
+}
+
+pin_project! {
+    /// Work, and what may end it early. A type of its own, since an `async fn` would keep the work
+    /// twice.
+    pub(crate) struct Race<'c, F> {
+        #[pin]
+        timed: Timed<F>,
+        #[pin]
+        own: Option<WaitForCancellationFuture<'c>>,
+        #[pin]
+        ambient: Option<WaitForCancellationFuture<'c>>,
+    }
+}
+
+pin_project! {
+    #[project = TimedProjection]
+    enum Timed<F> {
+        Limited {
+            #[pin]
+            work: Timeout<F>,
+        },
+        Unlimited {
+            #[pin]
+            work: F,
+        },
+    }
+}
+
+impl<F: Future> Future for Race<'_, F> {
+    type Output = Bounded<F::Output>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let timed = match this.timed.project() {
+            TimedProjection::Limited { work } => work
+                .poll(context)
+                .map(|done| done.map_or(Bounded::TimedOut, Bounded::Done)),
+            TimedProjection::Unlimited { work } => work.poll(context).map(Bounded::Done),
+        };
+        if timed.is_ready() {
+            return timed;
+        }
+        for token in [this.own, this.ambient] {
+            if token
+                .as_pin_mut()
+                .is_some_and(|token| token.poll(context).is_ready())
+            {
+                return Poll::Ready(Bounded::Cancelled);
+            }
+        }
+        Poll::Pending
+    }
 }
 
 /// A timer that exists only once something had to wait for it.

@@ -4,7 +4,6 @@
 //! What each step means is in the file named after it; whether it may happen is decided in
 //! [`policy`](crate::policy), which this file tells the time.
 
-use std::future::{Future, pending};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,14 +12,13 @@ use http::Extensions;
 use http_body_util::BodyExt;
 use reqwest::{Body, ClientBuilder, Response};
 use reqwest_middleware::{Error, Middleware, Next, Result};
-use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::attempt::{Attempt, Template};
-use crate::body_factory::FreshBody;
+use crate::body_factory::{BodyFactory, FreshBody};
 use crate::builder::RetryMiddlewareBuilder;
 use crate::cancel::Cancel;
-use crate::clock::{self, Bounded};
+use crate::clock::{self, Bounded, bounded};
 use crate::continuation::Continuation;
 use crate::end::{Answer, End};
 use crate::error::{BodyNotMade, LastAnswer};
@@ -114,26 +112,27 @@ impl Middleware for RetryMiddleware {
         }
         let now = clock::now();
         let around = Surroundings::here();
-        let handle = extensions.get().cloned();
-        let mut progress = Progress::begin(&request, handle, &self.settings, now);
-        let mut template = Template::take(request, extensions.get().cloned());
-        self.read_ahead(&mut template, &mut progress, extensions, &around, now)
-            .await?;
-        match Operation::identify(template, extensions, &self.settings, around, now) {
-            Err(error) => Err(progress.refused(error)),
-            Ok(mut operation) => {
-                let load = self.load(&operation, extensions);
-                progress.identified(&operation, load.clone());
-                operation.stamp(&self.settings);
-                let span = progress.span();
-                let result = self
-                    .run(&mut operation, &mut progress, extensions, next, load)
-                    .instrument(span)
-                    .await;
-                operation.leave_mark(extensions);
-                result
+        let (mut progress, template, reads_ahead) = self.begin(request, extensions, now);
+        let template = match reads_ahead {
+            false => template,
+            true => {
+                let reading = self.read_ahead(template, &mut progress, extensions, &around, now);
+                Box::pin(reading).await?
             }
-        }
+        };
+        let mut operation = Operation::identify(template, extensions, &self.settings, around, now)
+            .map_err(|error| progress.refused(error))?;
+        let load = self.load(&operation, extensions);
+        progress.identified(&operation, load.clone());
+        operation.stamp(&self.settings);
+        let span = progress.span();
+        let run = self.run(&mut operation, &mut progress, extensions, next, load);
+        let result = match span.is_disabled() {
+            true => run.await,
+            false => Box::pin(run).instrument(span).await,
+        };
+        operation.leave_mark(extensions);
+        result
     }
 }
 
@@ -159,7 +158,10 @@ impl RetryMiddleware {
                 .attempt(operation, progress, extensions, &next, &terms, &admitted)
                 .await;
             let end = End::of(result, &self.settings, operation, progress.watch());
-            let end = self.read_answer(end, operation, progress, &admitted).await;
+            let end = match self.settings.buffer_response {
+                None => end,
+                Some(cap) => Box::pin(read_answer(end, cap, operation, progress, &admitted)).await,
+            };
             let landed = clock::now();
             let Some(mut end) = end else {
                 return Err(progress.cancelled_in_flight(landed));
@@ -185,7 +187,8 @@ impl RetryMiddleware {
                 (Decision::Wait { delay, token }, answer) => {
                     progress.waits(delay);
                     if let Some(answer) = answer {
-                        progress.gives_up(give_up(answer.response, landed, delay, operation).await);
+                        let drained = give_up(answer.response, landed, delay, operation);
+                        progress.gives_up(Box::pin(drained).await);
                     }
                     (delay, token)
                 }
@@ -204,7 +207,7 @@ impl RetryMiddleware {
             };
 
             let wake = landed.checked_add(delay);
-            if let Bounded::Cancelled = bounded(pending::<()>(), wake, &operation.cancel).await {
+            if let Bounded::Cancelled = clock::wait(wake, &operation.cancel).await {
                 drop(token);
                 return Err(progress.stopped(StopReason::Cancelled));
             }
@@ -253,7 +256,7 @@ impl RetryMiddleware {
                     progress.waits(delay);
                     pushed_back = pushed_back.saturating_add(delay);
                     let wake = now.checked_add(delay);
-                    bounded(pending::<()>(), wake, &operation.cancel).await;
+                    Box::pin(clock::wait(wake, &operation.cancel)).await;
                     now = clock::now();
                     continue;
                 }
@@ -276,7 +279,7 @@ impl RetryMiddleware {
                     drop(pass);
                     let place = limiter.line_up();
                     let until = operation.call.latest_start();
-                    match bounded(place.turn(), until, &operation.cancel).await {
+                    match Box::pin(bounded(place.turn(), until, &operation.cancel)).await {
                         Bounded::Done(Ok(turn)) => permit = Some(place.take(turn)),
                         Bounded::Cancelled => break StopReason::Cancelled.into(),
                         Bounded::TimedOut | Bounded::Done(Err(_)) => {
@@ -318,29 +321,45 @@ impl RetryMiddleware {
         }
     }
 
-    /// Reads a streamed request body, if that is wanted and of use.
+    /// What can be had without waiting; last, whether the body is a stream that is wanted, and of use,
+    /// before the first attempt.
+    fn begin(
+        &self,
+        request: reqwest::Request,
+        extensions: &Extensions,
+        now: Instant,
+    ) -> (Progress, Template, bool) {
+        let handle = extensions.get().cloned();
+        let progress = Progress::begin(&request, handle, &self.settings, now);
+        let template = Template::take(request, extensions.get().cloned());
+        let may_repeat = || {
+            let limits = operation::limits(extensions, &self.settings);
+            limits.is_ok_and(|limits| limits.max_attempts > 1)
+        };
+        let reads_ahead =
+            self.settings.buffer_request.is_some() && !template.is_replayable() && may_repeat();
+        (progress, template, reads_ahead)
+    }
+
+    /// Reads a streamed request body.
     async fn read_ahead(
         &self,
-        template: &mut Template,
+        mut template: Template,
         progress: &mut Progress,
         extensions: &Extensions,
         around: &Surroundings,
         now: Instant,
-    ) -> Result<()> {
-        let limits = operation::limits(extensions, &self.settings);
-        let may_repeat = limits.is_ok_and(|limits| limits.max_attempts > 1);
-        let Some(cap) = self.settings.buffer_request.filter(|_| may_repeat) else {
-            return Ok(());
-        };
+    ) -> Result<Template> {
+        let cap = self.settings.buffer_request.unwrap_or_default();
         let Some(stream) = template.take_stream() else {
-            return Ok(());
+            return Ok(template);
         };
         let until = operation::deadline(extensions, &self.settings, around, now);
         let cancel = Cancel::of(extensions, around);
         match bounded(read(stream, cap), until, &cancel).await {
             Bounded::Done(Ok(frames)) => {
                 template.put_back(frames);
-                Ok(())
+                Ok(template)
             }
             Bounded::Done(Err(error)) => Err(progress.unreadable(error)),
             Bounded::TimedOut => Err(progress.stopped(StopReason::DeadlineTooClose)),
@@ -380,7 +399,11 @@ impl RetryMiddleware {
         let watch = progress.attempt_starts(attempt.number, waited, limit, watch, now);
 
         let until = admitted.until();
-        let fresh = match fresh_body(operation, until).await {
+        let fresh = match operation.template.factory() {
+            None => Bounded::Done(Ok(None)),
+            Some(factory) => Box::pin(fresh_body(factory, until, &operation.cancel)).await,
+        };
+        let fresh = match fresh {
             Bounded::Done(Ok(fresh)) => fresh,
             Bounded::Done(Err(error)) => return Bounded::Done(Err(error)),
             Bounded::TimedOut => return Bounded::TimedOut,
@@ -398,8 +421,8 @@ impl RetryMiddleware {
         let run = watch.over(next.clone().run(request, extensions), holding);
         match bounded(run, until, &operation.cancel).await {
             Bounded::Done(Ok(answer)) if watch.is_tracked() => {
-                self.follow(answer, watch, operation, extensions, next, admitted)
-                    .await
+                let follow = self.follow(answer, watch, operation, extensions, next, admitted);
+                Box::pin(follow).await
             }
             result => result,
         }
@@ -434,54 +457,6 @@ impl RetryMiddleware {
         let run = watch.over(next.clone().run(request, extensions), holding);
         bounded(run, until, &operation.cancel).await
     }
-
-    /// Reads the body of an answer that would be handed on, within the attempt's limit, if that is
-    /// wanted: a body that breaks off then ends the attempt as a failure.
-    async fn read_answer(
-        &self,
-        end: Option<End>,
-        operation: &Operation,
-        progress: &mut Progress,
-        admitted: &Admitted<'_>,
-    ) -> Option<End> {
-        let mut end = end?;
-        let Some(cap) = self.settings.buffer_response else {
-            return Some(end);
-        };
-        let is_for_the_caller = end.outcome.verdict != Verdict::Retryable;
-        let is_short = |length| length <= cap as u64;
-        let fits = |answer: &mut Answer| answer.response.content_length().is_none_or(is_short);
-        let Some(answer) = end
-            .answer
-            .take_if(|answer| is_for_the_caller && fits(answer))
-        else {
-            return Some(end);
-        };
-        let (head, body) = Head::split(answer.response);
-        let status = head.parts().status;
-        progress.attempt_is_answered(status, end.outcome.certainty);
-        let reading = read(body, cap);
-        let reading = bounded(reading, admitted.until(), &operation.cancel);
-        let incomplete = match reading.await {
-            Bounded::Cancelled => return None,
-            Bounded::Done(Ok(frames)) => {
-                end.answer = Some(Answer {
-                    is_whole: frames.is_whole(),
-                    response: head.with(Body::wrap(frames)),
-                });
-                return Some(end);
-            }
-            Bounded::Done(Err(error)) => IncompleteBody::new(status, error),
-            Bounded::TimedOut => IncompleteBody::late(status),
-        };
-        progress.gives_up(LastAnswer {
-            status,
-            headers: head.parts().headers.clone(),
-            body: None,
-        });
-        end.breaks_off(incomplete);
-        Some(end)
-    }
 }
 
 /// Time until this instant.
@@ -489,20 +464,63 @@ fn left_until(until: Option<Instant>) -> Option<Duration> {
     until.map(|until| until.saturating_duration_since(clock::now()))
 }
 
-/// The body of the coming attempt, where the request has a factory for it.
+/// The body of the coming attempt, of a request that has a factory for it.
 async fn fresh_body(
-    operation: &Operation,
+    factory: &BodyFactory,
     until: Option<Instant>,
+    cancel: &Cancel,
 ) -> Bounded<Result<Option<FreshBody>>> {
-    let Some(factory) = operation.template.factory() else {
-        return Bounded::Done(Ok(None));
-    };
-    match bounded(factory.make(), until, &operation.cancel).await {
+    match bounded(factory.make(), until, cancel).await {
         Bounded::Done(Ok(body)) => Bounded::Done(Ok(Some(body))),
         Bounded::Done(Err(error)) => Bounded::Done(Err(Error::middleware(BodyNotMade(error)))),
         Bounded::TimedOut => Bounded::TimedOut,
         Bounded::Cancelled => Bounded::Cancelled,
     }
+}
+
+/// Reads the body of an answer that would be handed on, within the attempt's limit, if that is
+/// wanted: a body that breaks off then ends the attempt as a failure.
+async fn read_answer(
+    end: Option<End>,
+    cap: usize,
+    operation: &Operation,
+    progress: &mut Progress,
+    admitted: &Admitted<'_>,
+) -> Option<End> {
+    let mut end = end?;
+    let is_for_the_caller = end.outcome.verdict != Verdict::Retryable;
+    let is_short = |length| length <= cap as u64;
+    let fits = |answer: &mut Answer| answer.response.content_length().is_none_or(is_short);
+    let Some(answer) = end
+        .answer
+        .take_if(|answer| is_for_the_caller && fits(answer))
+    else {
+        return Some(end);
+    };
+    let (head, body) = Head::split(answer.response);
+    let status = head.parts().status;
+    progress.attempt_is_answered(status, end.outcome.certainty);
+    let reading = read(body, cap);
+    let reading = bounded(reading, admitted.until(), &operation.cancel);
+    let incomplete = match reading.await {
+        Bounded::Cancelled => return None,
+        Bounded::Done(Ok(frames)) => {
+            end.answer = Some(Answer {
+                is_whole: frames.is_whole(),
+                response: head.with(Body::wrap(frames)),
+            });
+            return Some(end);
+        }
+        Bounded::Done(Err(error)) => IncompleteBody::new(status, error),
+        Bounded::TimedOut => IncompleteBody::late(status),
+    };
+    progress.gives_up(LastAnswer {
+        status,
+        headers: head.parts().headers.clone(),
+        body: None,
+    });
+    end.breaks_off(incomplete);
+    Some(end)
 }
 
 /// An attempt may start.
@@ -552,37 +570,6 @@ impl<'t> Wait<'t> {
     /// It does not, and the token goes back.
     fn abandon(self) -> Ended<'t> {
         self.ended
-    }
-}
-
-/// Waits for `work` until `until`, or until the caller cancels. Work that is done wins over both.
-async fn bounded<T>(
-    work: impl Future<Output = T> + Send,
-    until: Option<Instant>,
-    cancel: &Cancel,
-) -> Bounded<T> {
-    let timed = async {
-        match until {
-            None => Bounded::Done(work.await),
-            Some(until) => clock::limit(until, work)
-                .await
-                .map_or(Bounded::TimedOut, Bounded::Done),
-        }
-    };
-    let by_own = unless_cancelled(cancel.own(), timed);
-    unless_cancelled(cancel.ambient(), by_own).await
-}
-
-async fn unless_cancelled<T>(
-    token: Option<&CancellationToken>,
-    work: impl Future<Output = Bounded<T>> + Send,
-) -> Bounded<T> {
-    match token {
-        None => work.await,
-        Some(token) => token
-            .run_until_cancelled(work)
-            .await
-            .unwrap_or(Bounded::Cancelled),
     }
 }
 

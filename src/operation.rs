@@ -150,7 +150,7 @@ impl Operation {
             || (around.deadline.is_some() && call.deadline == around.deadline)
             || earlier.is_some_and(|earlier| earlier.is_bound);
         let leaves_a_mark = is_bound || key.is_some() || replay != ReplayClass::Safe;
-        let identity = template.identity().filter(|_| leaves_a_mark);
+        let identity = leaves_a_mark.then(|| template.identity()).flatten();
         Ok(Self {
             cancel: Cancel::of(extensions, &around),
             continuation: identity.map(|request| {

@@ -37,7 +37,7 @@ pub(crate) struct Progress {
     /// What the last failed attempt failed with.
     cause: Option<Cause>,
     /// The last answer that was given up for a retry.
-    last_answer: Option<LastAnswer>,
+    last_answer: Option<Box<LastAnswer>>,
     has_ended: bool,
 }
 
@@ -204,7 +204,7 @@ impl Progress {
 
     /// An answer is given up for a retry.
     pub(crate) fn gives_up(&mut self, answer: LastAnswer) {
-        self.last_answer = Some(answer);
+        self.last_answer = Some(Box::new(answer));
         self.cause = None;
     }
 
@@ -226,7 +226,7 @@ impl Progress {
         let report = self.end();
         Error::middleware(RetryError::new(
             report,
-            self.last_answer.take(),
+            self.last_answer.take().map(|answer| *answer),
             self.cause.take(),
         ))
     }

@@ -132,7 +132,7 @@ impl Drop for Outer {
 
 /// The same resource as far as a server can tell: fragments are never sent.
 pub(crate) fn is_same_url(one: &Url, other: &Url) -> bool {
-    without_fragment(one) == without_fragment(other)
+    one == other || without_fragment(one) == without_fragment(other)
 }
 
 fn without_fragment(url: &Url) -> Option<&str> {
