@@ -154,69 +154,85 @@ impl RetryMiddleware {
             let admitted = self
                 .admit(operation, progress, &terms, limiter, waited.take())
                 .await?;
-            let result = self
-                .attempt(operation, progress, extensions, &next, &terms, &admitted)
-                .await;
-            let end = End::of(result, &self.settings, operation, progress.watch());
+            let attempt = self.attempt(operation, progress, extensions, &next, &terms, &admitted);
+            let end = End::of(attempt.await, &self.settings, operation, progress.watch());
             let end = match self.settings.buffer_response {
                 None => end,
                 Some(cap) => Box::pin(read_answer(end, cap, operation, progress, &admitted)).await,
             };
-            let landed = clock::now();
-            let Some(mut end) = end else {
-                return Err(progress.cancelled_in_flight(landed));
+            let again = match self.land(end, admitted, operation, progress, &terms) {
+                Landed::Over(result) => return result,
+                Landed::Again(again) => again,
             };
-            let pass = admitted.lands();
-            end.record(operation, progress, &terms, landed);
-            let End {
-                outcome, answer, ..
-            } = end;
-            let ended = Ended {
-                pass,
-                health: outcome.health,
-            };
-
-            let draw = || self.settings.clock.draw();
-            let at = Moment {
-                now: landed,
-                cancelled: operation.is_cancelled(),
-                draw: &draw,
-            };
-            let decision = operation.call.decide(&outcome, &terms, at);
-            let (delay, token) = match (decision, answer) {
-                (Decision::Wait { delay, token }, answer) => {
-                    progress.waits(delay);
-                    if let Some(answer) = answer {
-                        let drained = give_up(answer.response, landed, delay, operation);
-                        progress.gives_up(Box::pin(drained).await);
-                    }
-                    (delay, token)
-                }
-                (Decision::Return(stop), Some(answer)) => {
-                    let stop = self.settle(Some(ended), stop, progress, landed);
-                    let settings = &self.settings;
-                    return Ok(
-                        answer.hand_on(stop, &outcome, settings, &terms, operation, progress)
-                    );
-                }
-                (Decision::Return(stop), None) => {
-                    let stop = self.settle(Some(ended), stop, progress, landed);
-                    let stop = stop.unwrap_or(StopReason::NotRetryable.into());
-                    return Err(progress.stopped(stop));
-                }
-            };
-
-            let wake = landed.checked_add(delay);
+            let Again {
+                answer,
+                landed,
+                wait,
+            } = *again;
+            if let Some(answer) = answer {
+                let drained = give_up(answer.response, landed, wait.delay, operation);
+                progress.gives_up(Box::pin(drained).await);
+            }
+            let wake = landed.checked_add(wait.delay);
             if let Bounded::Cancelled = clock::wait(wake, &operation.cancel).await {
-                drop(token);
+                drop(wait);
                 return Err(progress.stopped(StopReason::Cancelled));
             }
-            waited = Some(Wait {
-                delay,
-                token,
-                ended,
-            });
+            waited = Some(wait);
         }
+    }
+
+    /// An attempt has ended. What follows?
+    fn land<'t>(
+        &self,
+        end: Option<End>,
+        admitted: Admitted<'t>,
+        operation: &mut Operation,
+        progress: &mut Progress,
+        terms: &Terms<'t>,
+    ) -> Landed<'t> {
+        let landed = clock::now();
+        let Some(mut end) = end else {
+            return Landed::Over(Err(progress.cancelled_in_flight(landed)));
+        };
+        let pass = admitted.lands();
+        end.record(operation, progress, terms, landed);
+        let End {
+            outcome, answer, ..
+        } = end;
+        let ended = Ended {
+            pass,
+            health: outcome.health,
+        };
+
+        let draw = || self.settings.clock.draw();
+        let at = Moment {
+            now: landed,
+            cancelled: operation.is_cancelled(),
+            draw: &draw,
+        };
+        let stop = match operation.call.decide(&outcome, terms, at) {
+            Decision::Wait { delay, token } => {
+                progress.waits(delay);
+                return Landed::Again(Box::new(Again {
+                    answer,
+                    landed,
+                    wait: Wait {
+                        delay,
+                        token,
+                        ended,
+                    },
+                }));
+            }
+            Decision::Return(stop) => self.settle(Some(ended), stop, progress, landed),
+        };
+        Landed::Over(match answer {
+            Some(answer) => {
+                let settings = &self.settings;
+                Ok(answer.hand_on(stop, &outcome, settings, terms, operation, progress))
+            }
+            None => Err(progress.stopped(stop.unwrap_or(StopReason::NotRetryable.into()))),
+        })
     }
 
     /// What the operation shares with others.
@@ -551,6 +567,20 @@ impl<'t> Admitted<'t> {
 struct Ended<'t> {
     pass: Option<Pass<'t>>,
     health: Health,
+}
+
+/// What follows an attempt.
+enum Landed<'t> {
+    Over(Result<Response>),
+    Again(Box<Again<'t>>),
+}
+
+/// Another attempt, after a wait.
+struct Again<'t> {
+    /// The answer that is given up for it.
+    answer: Option<Answer>,
+    landed: Instant,
+    wait: Wait<'t>,
 }
 
 /// A wait after an attempt, with the token of the attempt that it is for.
