@@ -87,7 +87,7 @@ pub(crate) struct Circumstances {
     /// An attempt before this one may have been carried out.
     pub(crate) maybe_applied: bool,
     pub(crate) redirected: Redirected,
-    /// The answer comes from another host than the request went to.
+    /// The answer, or the error, comes from another host than the request went to.
     pub(crate) left_host: bool,
     pub(crate) sent: Sent,
 }
@@ -257,7 +257,7 @@ pub(crate) fn error(error: &Error, is_https: bool, on: Circumstances) -> (Outcom
     };
     let (verdict, health) = if is_permanent(error, is_https) {
         (Verdict::Final, Health::NotShown)
-    } else if is_canceled(error) || is_local(error) {
+    } else if on.left_host || is_canceled(error) || is_local(error) {
         (Verdict::Retryable, Health::NotShown)
     } else {
         (Verdict::Retryable, Health::Bad)
@@ -311,7 +311,10 @@ fn is_about_our_request(on: Circumstances) -> bool {
 
 /// `is_connect` is tested before `is_timeout`: a connect timeout is both.
 fn failure(error: &reqwest::Error) -> Failure {
-    if is_refused_stream(error) {
+    if error.is_status() {
+        // The HTTP client never fails so: a layer has made an error of an answer.
+        Failure::Layer
+    } else if is_refused_stream(error) {
         Failure::Refused
     } else if error.is_connect() {
         Failure::Connect

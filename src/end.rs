@@ -63,6 +63,7 @@ impl End {
                 Some(Self::failed(outcome, failure, cause))
             }
             Bounded::Done(Err(error)) => {
+                on.left_host = url.is_some_and(|url| is_of_another_host(&error, url));
                 let is_https = url.is_some_and(|url| url.scheme() == "https");
                 let (outcome, failure) = classify::error(&error, is_https, on);
                 Some(Self::failed(outcome, failure, Cause::from(error)))
@@ -82,6 +83,12 @@ impl End {
             }
         }?;
         end.outcome.retried_below |= is_spent_below;
+        if matches!(end.failure, Some((Failure::Layer, _)))
+            && watch.is_some_and(Watch::is_left_to_us)
+        {
+            // The layer has failed for want of an answer that another attempt may get.
+            end.outcome.verdict = Verdict::Retryable;
+        }
         Some(end)
     }
 
@@ -141,6 +148,15 @@ fn is_to_our_url(
     let moved_to = watch.and_then(Watch::moved_to);
     let mut ours = [url, moved_to].into_iter().flatten();
     is_noted || ours.any(|url| redirect::is_same_url(response.url(), url))
+}
+
+/// Whether the error is about a request to another host: a later hop, or a call that a layer has made
+/// on its own account.
+fn is_of_another_host(error: &reqwest_middleware::Error, url: &Url) -> bool {
+    let reqwest_middleware::Error::Reqwest(error) = error else {
+        return false;
+    };
+    error.url().is_some_and(|other| !is_same_host(other, url))
 }
 
 /// By the same measure as the keys of load control: `http` and `https` share a host.

@@ -116,8 +116,9 @@ impl Middleware for RetryMiddleware {
         let template = match reads_ahead {
             false => template,
             true => {
+                let span = progress.span();
                 let reading = self.read_ahead(template, &mut progress, extensions, &around, now);
-                Box::pin(reading).await?
+                Box::pin(reading).instrument(span).await?
             }
         };
         let mut operation = Operation::identify(template, extensions, &self.settings, around, now)

@@ -29,6 +29,8 @@ pub(crate) struct Within {
     may_be_repeated: bool,
     /// An operation within it has been repeated already, or must not be.
     is_spent: bool,
+    /// An operation within it has left its retries to this one.
+    is_left: bool,
 }
 
 impl Within {
@@ -37,12 +39,18 @@ impl Within {
             map: ptr::from_ref(map).addr(),
             may_be_repeated,
             is_spent: false,
+            is_left: false,
         }
     }
 
     /// Whether no other attempt must follow it.
     pub(crate) fn is_spent(self) -> bool {
         self.is_spent
+    }
+
+    /// Whether an operation within it counts on another attempt to follow.
+    pub(crate) fn is_left(self) -> bool {
+        self.is_left
     }
 
     /// Polls or drops the attempt.
@@ -56,6 +64,7 @@ impl Within {
         let _outer = PutBack(outer);
         let result = work();
         self.is_spent = POLLED.get().is_some_and(Self::is_spent);
+        self.is_left = POLLED.get().is_some_and(Self::is_left);
         result
     }
 }
@@ -103,6 +112,15 @@ pub(crate) fn note_spent() {
     let within = POLLED.get();
     POLLED.set(within.map(|within| Within {
         is_spent: true,
+        ..within
+    }));
+}
+
+/// An operation has ended that would have been repeated, had it not been for the attempt around it.
+pub(crate) fn note_left() {
+    let within = POLLED.get();
+    POLLED.set(within.map(|within| Within {
+        is_left: true,
         ..within
     }));
 }

@@ -38,6 +38,7 @@ pub(crate) struct Progress {
     cause: Option<Cause>,
     /// The last answer that was given up for a retry.
     last_answer: Option<Box<LastAnswer>>,
+    client_is_prepared: bool,
     has_ended: bool,
 }
 
@@ -83,6 +84,7 @@ impl Progress {
             flight: None,
             cause: None,
             last_answer: None,
+            client_is_prepared: settings.client_is_prepared,
             has_ended: false,
         }
     }
@@ -283,8 +285,22 @@ impl Progress {
         };
         match self.account.attempts.iter().any(may_have_applied) {
             true => Certainty::Unknown,
+            false if self.lacks_credentials() => Certainty::NotProcessed,
             false => self.account.certainty,
         }
+    }
+
+    /// Its credentials were refused, and another run may bring others. As with every refusal that lets a
+    /// request be sent again, no redirect must be able to hide whose answer it is.
+    fn lacks_credentials(&self) -> bool {
+        let last = self.account.attempts.last().and_then(AttemptRecord::status);
+        let wants = [
+            StatusCode::UNAUTHORIZED,
+            StatusCode::PROXY_AUTHENTICATION_REQUIRED,
+        ];
+        self.client_is_prepared
+            && self.account.certainty == Certainty::Answered
+            && last.is_some_and(|status| wants.contains(&status))
     }
 
     fn close(&mut self) {
@@ -295,6 +311,8 @@ impl Progress {
         }
         if self.account.is_spent() {
             nesting::note_spent();
+        } else if self.account.stop == Some(StopReason::NestedLayer) {
+            nesting::note_left();
         }
         self.listeners.ended(&self.account, self.load.as_deref());
     }

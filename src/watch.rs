@@ -82,6 +82,11 @@ impl Watch {
         self.within.is_spent()
     }
 
+    /// Whether an operation that was made within it has left its retries to us.
+    pub(crate) fn is_left_to_us(&self) -> bool {
+        self.within.is_left()
+    }
+
     pub(crate) fn moved_to(&self) -> Option<&Url> {
         self.moved_to.as_ref()
     }

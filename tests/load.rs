@@ -420,9 +420,10 @@ async fn a_probe_that_fails_is_not_repeated() {
 
 #[tokio::test(start_paused = true)]
 async fn no_connection_and_no_answer_count_as_failures() {
-    let refusing = (0..3).map(|_| Step::Refuse(refused()));
+    let ours = || URL.parse().expect("a URL");
+    let refusing = (0..3).map(|_| Step::Refuse(refused().with_url(ours())));
     assert_eq!(counted(refusing).await, (Counted::Failure, 3));
-    let closing = (0..3).map(|_| Step::Fail(read_and_closed()));
+    let closing = (0..3).map(|_| Step::Fail(read_and_closed().with_url(ours())));
     assert_eq!(counted(closing).await, (Counted::Failure, 3));
     let silent = (0..3).map(|_| Step::Hang);
     let trial = Trial::with(silent, |retry| retry.attempt_timeout(ms(50))).await;

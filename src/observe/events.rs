@@ -12,7 +12,7 @@ use reqwest::Url;
 use tracing::field::{self, Empty};
 use tracing::{Span, debug, info, info_span, warn};
 
-use super::{failure_class, reason_label};
+use super::{failure_class, method_label, reason_label};
 use crate::policy::{Certainty, StopReason, Turned};
 use crate::report::{Account, AttemptRecord};
 
@@ -21,12 +21,16 @@ const TARGET: &str = "reqwest_idempotent_retry";
 
 /// The span of an operation. Spans of layers below, one for each attempt, are its children.
 pub(super) fn span(method: &Method, url: &Url) -> Span {
+    let known = method_label(method);
+    let is_known = known == method.as_str();
     info_span!(
         target: TARGET,
         "http.client.operation",
         otel.kind = "internal",
-        otel.name = method.as_str(),
-        http.request.method = method.as_str(),
+        otel.name = if is_known { known } else { "HTTP" },
+        otel.status_code = Empty,
+        http.request.method = known,
+        http.request.method_original = (!is_known).then_some(method.as_str()),
         server.address = url.host_str().unwrap_or_default(),
         server.port = url.port_or_known_default(),
         http.request.resend_count = Empty,
@@ -50,6 +54,7 @@ pub(super) fn record(span: &Span, account: &Account) {
     }
     if let Some(error) = error_type(last, account.stop) {
         span.record("error.type", error);
+        span.record("otel.status_code", "ERROR");
     }
     span.record("certainty", field::display(account.certainty));
 }
@@ -58,7 +63,7 @@ pub(super) fn attempt(account: &Account, record: &AttemptRecord) {
     debug!(
         target: TARGET,
         {
-            http.request.method = account.method.as_str(),
+            http.request.method = method_label(&account.method),
             server.address = &*account.host,
             http.request.resend_count = record.number.checked_sub(1).filter(|&resends| resends > 0),
             http.response.status_code = record.status.map(|status| status.as_u16()),
@@ -130,6 +135,7 @@ fn is_worth_a_look(reason: StopReason, certainty: Certainty) -> bool {
 /// for which nothing was sent.
 fn error_type(last: Option<&AttemptRecord>, stop: Option<StopReason>) -> Option<&str> {
     match last {
+        _ if stop == Some(StopReason::Cancelled) => stop.map(reason_label),
         None => stop.map(reason_label),
         Some(last) => match (last.failure, &last.status) {
             (Some(failure), _) => Some(failure_class(failure)),

@@ -30,9 +30,8 @@ use ::metrics::{
 };
 #[cfg(feature = "server")]
 use http::HeaderName;
-use http::Method;
 
-use super::{failure_class, reason_label};
+use super::{failure_class, method_label, reason_label};
 use crate::clock;
 use crate::load::Load;
 use crate::policy::{BreakerState, Certainty, RetryBudget, StopReason, Turned};
@@ -223,23 +222,6 @@ fn class(record: &AttemptRecord) -> &'static str {
         },
         (None, None) => "_OTHER",
     }
-}
-
-/// The methods of RFC 9110 and PATCH; any other is `_OTHER`, as OpenTelemetry has it.
-fn method_label(method: &Method) -> &'static str {
-    const KNOWN: [(Method, &str); 9] = [
-        (Method::GET, "GET"),
-        (Method::HEAD, "HEAD"),
-        (Method::POST, "POST"),
-        (Method::PUT, "PUT"),
-        (Method::DELETE, "DELETE"),
-        (Method::PATCH, "PATCH"),
-        (Method::OPTIONS, "OPTIONS"),
-        (Method::TRACE, "TRACE"),
-        (Method::CONNECT, "CONNECT"),
-    ];
-    let known = KNOWN.iter().find(|known| known.0 == *method);
-    known.map_or("_OTHER", |known| known.1)
 }
 
 fn certainty_label(certainty: Certainty) -> &'static str {

@@ -172,3 +172,20 @@ fn reason_label(reason: StopReason) -> &'static str {
         StopReason::ConcurrencyLimit => "concurrency_limit",
     }
 }
+
+/// The methods of RFC 9110 and PATCH; any other is `_OTHER`, as OpenTelemetry has it.
+fn method_label(method: &Method) -> &'static str {
+    const KNOWN: [(Method, &str); 9] = [
+        (Method::GET, "GET"),
+        (Method::HEAD, "HEAD"),
+        (Method::POST, "POST"),
+        (Method::PUT, "PUT"),
+        (Method::DELETE, "DELETE"),
+        (Method::PATCH, "PATCH"),
+        (Method::OPTIONS, "OPTIONS"),
+        (Method::TRACE, "TRACE"),
+        (Method::CONNECT, "CONNECT"),
+    ];
+    let known = KNOWN.iter().find(|known| known.0 == *method);
+    known.map_or("_OTHER", |known| known.1)
+}
