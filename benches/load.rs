@@ -67,7 +67,10 @@ impl Load {
             retry = retry.load_control(Arc::new(control.build().expect("valid settings")));
         }
         let retry = retry.build().expect("valid settings");
-        stack().with(retry).with(Terminal).build()
+        stack()
+            .with(retry)
+            .with(Terminal::answering(&[200]))
+            .build()
     }
 }
 

@@ -22,7 +22,8 @@
 //! `tokio::spawn` does not inherit the context: use [`spawn`]. Nor does `spawn_blocking`.
 //!
 //! The context is one item of [`task_local_extensions`], which hides the items of an outer scope: those
-//! that other crates have put there with `with_extensions` are not seen within [`scope`].
+//! that other crates have put there with `with_extensions` are not seen within [`scope`], nor is the context
+//! within such a call of theirs.
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -146,17 +147,16 @@ pub async fn scope<F: Future>(context: Context, work: F) -> F::Output {
         None => context,
     };
     let extensions = Extensions::new().with(context);
-    // A panic that passed through `with_extensions` would leave our map behind for the next task.
-    let caught = async {
-        let mut work = pin!(work);
+    // A panic that passed through `with_extensions` would leave our map behind for the next task. `work`
+    // is dropped outside of it, since that may panic as well.
+    let mut work = pin!(work);
+    let caught =
         poll_fn(
             |task| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(task))) {
                 Ok(polled) => polled.map(Ok),
                 Err(panic) => Poll::Ready(Err(panic)),
             },
-        )
-        .await
-    };
+        );
     match with_extensions(extensions, caught).await {
         (_, Ok(output)) => output,
         (_, Err(panic)) => resume_unwind(panic),

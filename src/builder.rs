@@ -305,6 +305,8 @@ impl RetryMiddlewareBuilder {
     /// has gone. Relative, rounded down, and written at the moment of each attempt: what is left of the
     /// deadline, or of the attempt timeout if that is less. Replaces the caller's own header of that
     /// name. Default: none; without deadline and attempt timeout nothing is sent.
+    ///
+    /// A redirect that reqwest follows below all layers carries the first value on.
     pub fn timeout_header(mut self, header: TimeoutHeader) -> Self {
         self.timeout_header = Some(header);
         self

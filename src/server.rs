@@ -31,7 +31,7 @@ use tower_service::Service;
 use crate::ambient::{self, Context};
 use crate::clock;
 use crate::observe;
-use crate::timeout_header::TimeoutHeader;
+use crate::timeout_header::{TimeoutHeader, whole_number};
 
 /// A [`tower::Layer`](Layer) that runs each request's handler in an [ambient scope](crate::ambient): with
 /// a deadline by what the request says of the time it has left, and with a token that is cancelled
@@ -44,7 +44,8 @@ use crate::timeout_header::TimeoutHeader;
 ///   counted ([`malformed`](Self::malformed)): a bad header is no reason to refuse a request.
 /// * The time counts from when the request's head has been read.
 /// * The client goes away when the server drops the handler's future before it is done. While the
-///   response body is streamed nothing is cancelled.
+///   response body is streamed nothing is cancelled. A handler that panics counts as gone too.
+/// * The scope is around the future of the service, not around its `call`.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ContextLayer {
@@ -129,8 +130,8 @@ impl ContextLayer {
 
     fn attempt(&self, headers: &HeaderMap) -> Option<u32> {
         let value = headers.get(self.attempt.as_ref()?)?;
-        let number = value.to_str().ok().and_then(|text| text.parse().ok());
-        number.filter(|&number| number > 0)
+        let number = value.to_str().ok().and_then(whole_number)?;
+        u32::try_from(number).ok().filter(|&number| number > 0)
     }
 }
 
@@ -166,7 +167,10 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let token = CancellationToken::new();
+        // A scope around this service counts as well, as where one service calls another in its process.
+        let around = ambient::current();
+        let around = around.as_ref().and_then(Context::cancellation);
+        let token = around.map_or_else(CancellationToken::new, CancellationToken::child_token);
         let context = self
             .layer
             .context(request.headers(), clock::now())

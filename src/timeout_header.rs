@@ -90,7 +90,7 @@ const NANOS_PER_SECOND: u128 = 1_000_000_000;
 
 /// Digits and nothing else, not even a sign.
 #[cfg(feature = "server")]
-fn whole_number(text: &str) -> Option<u64> {
+pub(crate) fn whole_number(text: &str) -> Option<u64> {
     let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().ok()).flatten()
 }

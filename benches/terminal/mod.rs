@@ -1,13 +1,35 @@
-//! The bottom of a stack, in place of a connection.
+//! Stacks of layers side by side, and what is at the bottom of them in place of a connection.
+#![allow(dead_code, reason = "each benchmark uses its own part of this module")]
 
 use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use http::Extensions;
-use reqwest::{Body, Request, Response, ResponseBuilderExt};
-use reqwest_middleware::{ClientBuilder, Middleware, Next};
+use reqwest::{Body, Method, Request, Response, ResponseBuilderExt};
+use reqwest_idempotent_retry::{
+    Backoff, CircuitBreaker, KeyContract, LoadControl, RetryBudget, RetryMiddleware,
+    RetryMiddlewareBuilder,
+};
+use reqwest_middleware::{ClientBuilder, ClientWithMiddleware, Middleware, Next};
+use reqwest_retry::RetryTransientMiddleware;
+use reqwest_retry::policies::ExponentialBackoff;
 
-/// Answers 200 at once.
-pub(crate) struct Terminal;
+pub(crate) const URL: &str = "http://orders.test/orders";
+
+/// Answers at once, with these statuses in turn.
+pub(crate) struct Terminal {
+    statuses: &'static [u16],
+    next: AtomicUsize,
+}
+
+impl Terminal {
+    pub(crate) fn answering(statuses: &'static [u16]) -> Self {
+        let next = AtomicUsize::new(0);
+        Self { statuses, next }
+    }
+}
 
 #[async_trait::async_trait]
 impl Middleware for Terminal {
@@ -21,11 +43,120 @@ impl Middleware for Terminal {
         if let Some(body) = request.body() {
             black_box(http_body::Body::is_end_stream(body));
         }
+        let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.statuses.len();
         let answer = http::Response::builder()
+            .status(self.statuses[turn])
             .url(request.url().clone())
-            .body(Body::default());
+            .body(Body::from("received"));
         Ok(Response::from(answer.expect("a valid response")))
     }
+}
+
+/// Passes on.
+struct Nothing;
+
+#[async_trait::async_trait]
+impl Middleware for Nothing {
+    async fn handle(
+        &self,
+        request: Request,
+        extensions: &mut Extensions,
+        next: Next<'_>,
+    ) -> reqwest_middleware::Result<Response> {
+        next.run(request, extensions).await
+    }
+}
+
+/// What stands above the terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layer {
+    None,
+    Nothing,
+    ReqwestRetry,
+    Bare,
+    BudgetAndBreaker,
+    WithDeadline,
+    /// Deadline, attempt timeout, budget, breaker and key.
+    Everything,
+}
+
+pub(crate) const LAYERS: [Layer; 7] = [
+    Layer::None,
+    Layer::Nothing,
+    Layer::ReqwestRetry,
+    Layer::Bare,
+    Layer::BudgetAndBreaker,
+    Layer::WithDeadline,
+    Layer::Everything,
+];
+
+impl Layer {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::None => "terminal alone",
+            Self::Nothing => "a layer that does nothing",
+            Self::ReqwestRetry => "reqwest-retry",
+            Self::Bare => "this crate, bare",
+            Self::BudgetAndBreaker => "this crate, budget + breaker",
+            Self::WithDeadline => "this crate, budget + breaker + deadline",
+            Self::Everything => "this crate, everything",
+        }
+    }
+
+    /// A client of a service that gives these answers in turn. Nobody waits between attempts.
+    pub(crate) fn over(self, statuses: &'static [u16]) -> ClientWithMiddleware {
+        let stack = match self {
+            Self::None => stack(),
+            Self::Nothing => stack().with(Nothing),
+            Self::ReqwestRetry => {
+                let no_wait = ExponentialBackoff::builder()
+                    .retry_bounds(Duration::ZERO, Duration::ZERO)
+                    .build_with_max_retries(2);
+                stack().with(RetryTransientMiddleware::new_with_policy(no_wait))
+            }
+            Self::Bare => stack().with(built(ours().without_budget())),
+            Self::BudgetAndBreaker => stack().with(built(ours().load_control(load()))),
+            Self::WithDeadline => {
+                let layer = ours().load_control(load()).deadline(Duration::from_secs(5));
+                stack().with(built(layer))
+            }
+            Self::Everything => {
+                let layer = ours()
+                    .load_control(load())
+                    .deadline(Duration::from_secs(5))
+                    .attempt_timeout(Duration::from_secs(1))
+                    .key_contract(KeyContract::default());
+                stack().with(built(layer))
+            }
+        };
+        stack.with(Terminal::answering(statuses)).build()
+    }
+}
+
+fn ours() -> RetryMiddlewareBuilder {
+    RetryMiddleware::builder().backoff(Backoff::fixed([Duration::ZERO]))
+}
+
+fn load() -> Arc<LoadControl> {
+    // Enough for every retry that a benchmark makes.
+    let budget = RetryBudget::builder().ratio(1.0).burst(400_000).build();
+    let load = LoadControl::builder()
+        .budget(budget.expect("valid figures"))
+        .breaker(CircuitBreaker::default());
+    Arc::new(load.build().expect("valid settings"))
+}
+
+fn built(builder: RetryMiddlewareBuilder) -> RetryMiddleware {
+    builder.build().expect("valid settings")
+}
+
+/// A GET, or a POST of 1 KiB.
+pub(crate) fn request(method: &Method) -> Request {
+    let mut request = Request::new(method.clone(), URL.parse().expect("a URL"));
+    if *method == Method::POST {
+        *request.body_mut() = Some(Body::from(vec![b'x'; 1024]));
+    }
+    request
 }
 
 /// A stack without layers, whose client is never reached.
