@@ -45,7 +45,8 @@ fn post_failing_once(layer: Layer) -> Ready {
     ready(layer, &Method::POST, &[503, 200])
 }
 
-/// At most so much: a tenth above what was measured.
+/// At most so much: instructions a tenth above what was measured, since compilers differ; allocations as
+/// measured.
 fn at_most(instructions: u64, allocations: u64) -> LibraryBenchmarkConfig {
     LibraryBenchmarkConfig::default()
         .tool(Callgrind::default().hard_limits([(EventKind::Ir, instructions)]))
@@ -63,9 +64,9 @@ fn counted() -> LibraryBenchmarkConfig {
 #[library_benchmark]
 #[bench::nothing(args = (Layer::Nothing), setup = get, config = counted())]
 #[bench::reqwest_retry(args = (Layer::ReqwestRetry), setup = get, config = counted())]
-#[bench::bare(args = (Layer::Bare), setup = get, config = at_most(GET_BARE, 27))]
-#[bench::budget_breaker(args = (Layer::BudgetAndBreaker), setup = get, config = at_most(GET_BREAKER, 27))]
-#[bench::deadline(args = (Layer::WithDeadline), setup = get, config = at_most(GET_DEADLINE, 31))]
+#[bench::bare(args = (Layer::Bare), setup = get, config = at_most(GET_BARE, 21))]
+#[bench::budget_breaker(args = (Layer::BudgetAndBreaker), setup = get, config = at_most(GET_BREAKER, 21))]
+#[bench::deadline(args = (Layer::WithDeadline), setup = get, config = at_most(GET_DEADLINE, 23))]
 fn get_answered((runtime, client, request): Ready) -> (Runtime, ClientWithMiddleware, Response) {
     call(runtime, client, request)
 }
@@ -74,7 +75,7 @@ fn get_answered((runtime, client, request): Ready) -> (Runtime, ClientWithMiddle
 #[bench::nothing(args = (Layer::Nothing), setup = post, config = counted())]
 #[bench::reqwest_retry(args = (Layer::ReqwestRetry), setup = post, config = counted())]
 #[bench::bare(args = (Layer::Bare), setup = post, config = counted())]
-#[bench::everything(args = (Layer::Everything), setup = post, config = at_most(POST_EVERYTHING, 45))]
+#[bench::everything(args = (Layer::Everything), setup = post, config = at_most(POST_EVERYTHING, 36))]
 fn post_answered((runtime, client, request): Ready) -> (Runtime, ClientWithMiddleware, Response) {
     call(runtime, client, request)
 }
@@ -106,10 +107,10 @@ fn call(
     (runtime, client, answer.expect("an answer"))
 }
 
-const GET_BARE: u64 = 100_000;
-const GET_BREAKER: u64 = 100_000;
-const GET_DEADLINE: u64 = 100_000;
-const POST_EVERYTHING: u64 = 100_000;
+const GET_BARE: u64 = 15_000;
+const GET_BREAKER: u64 = 15_700;
+const GET_DEADLINE: u64 = 17_600;
+const POST_EVERYTHING: u64 = 23_500;
 
 library_benchmark_group!(
     name = calls,

@@ -2,7 +2,7 @@
 //! difference to the same calls without it. The state of a host is looked up once for each operation,
 //! in one map behind one lock.
 //!
-//! `cargo bench --bench load`
+//! `cargo bench --manifest-path tests/cost/Cargo.toml --bench load`
 #![allow(
     missing_docs,
     reason = "criterion's macro makes an undocumented function"

@@ -1,7 +1,7 @@
 //! What the layer adds to a call, answered at once or after one failure: beside nothing, a layer that
 //! does nothing, and `reqwest-retry`. Below all of them a terminal that answers without a socket.
 //!
-//! `cargo bench --bench overhead`
+//! `cargo bench --manifest-path tests/cost/Cargo.toml --bench overhead`
 #![allow(
     missing_docs,
     reason = "criterion's macro makes an undocumented function"

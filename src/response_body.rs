@@ -35,9 +35,14 @@ impl Head {
     /// Status, headers, URL and extensions stay as they are.
     pub(crate) fn with(self, body: reqwest::Body) -> Response {
         let Self { url, mut parts } = self;
-        // reqwest keeps a response's URL in a private extension that only its own builder can set.
-        if let Ok(carrier) = http::Response::builder().url(url).body(()) {
-            parts.extensions.extend(carrier.into_parts().0.extensions);
+        // reqwest keeps a response's URL in a private extension that only its own builder can set. The
+        // builder is given the map that there is, since a new one would be dearer.
+        let mut carrier = http::Response::builder();
+        if let Some(extensions) = carrier.extensions_mut() {
+            std::mem::swap(extensions, &mut parts.extensions);
+        }
+        if let Ok(carrier) = carrier.url(url).body(()) {
+            parts.extensions = carrier.into_parts().0.extensions;
         }
         Response::from(http::Response::from_parts(parts, body))
     }
