@@ -22,8 +22,9 @@ use crate::sync::{Mutex, MutexGuard, PoisonError};
 /// # What it gates
 ///
 /// By default **retries only**: first sends pass whatever its state. A breaker on all traffic turns
-/// a partial outage into a total one: with one of three shards down, refusing everything serves 4 %
-/// of the callers, where 67 % could be served. [`gate_first_sends`](CircuitBreakerBuilder::gate_first_sends)
+/// a partial outage into a larger one: with one of three shards down, where 67 % of the callers could
+/// be served, this one would serve 36 %, and one that counts attempts 4 % (`examples/storm`).
+/// [`gate_first_sends`](CircuitBreakerBuilder::gate_first_sends)
 /// is for services that need all load taken off them to recover; a refused first send is an error,
 /// *never sent*, with [`NextStep::TryLater`](crate::NextStep::TryLater).
 ///
