@@ -16,6 +16,7 @@
 #[cfg(feature = "ambient")]
 pub mod ambient;
 mod attempt;
+mod between;
 mod body_factory;
 mod builder;
 mod cancel;

@@ -15,6 +15,7 @@ use reqwest_middleware::{Error, Middleware, Next, Result};
 use tracing::Instrument;
 
 use crate::attempt::{Attempt, Template};
+use crate::between::{Admitted, Again, Ended, Landed, Wait};
 use crate::body_factory::{BodyFactory, FreshBody};
 use crate::builder::RetryMiddlewareBuilder;
 use crate::cancel::Cancel;
@@ -28,8 +29,7 @@ use crate::load::{Limiter, Load, Permit};
 use crate::nesting::{self, Within};
 use crate::operation::{self, Operation};
 use crate::policy::{
-    Admission, Decision, Health, Moment, Pass, ReplayClass, Reservation, Stop, StopReason, Terms,
-    Turned, Verdict,
+    Admission, Decision, Moment, ReplayClass, Stop, StopReason, Terms, Turned, Verdict,
 };
 use crate::progress::Progress;
 use crate::redirect;
@@ -538,70 +538,6 @@ async fn read_answer(
     });
     end.breaks_off(incomplete);
     Some(end)
-}
-
-/// An attempt may start.
-struct Admitted<'t> {
-    /// The instant that this was decided for.
-    now: Instant,
-    limit: Option<Duration>,
-    /// What was waited before it, as planned.
-    waited: Duration,
-    pass: Option<Pass<'t>>,
-    permit: Option<Permit<'t>>,
-}
-
-impl<'t> Admitted<'t> {
-    /// When the attempt is given up.
-    fn until(&self) -> Option<Instant> {
-        self.limit.and_then(|limit| self.now.checked_add(limit))
-    }
-
-    /// The attempt is over: its permit goes to the next in line.
-    fn lands(self) -> Option<Pass<'t>> {
-        drop(self.permit);
-        self.pass
-    }
-}
-
-/// An attempt that has ended, and may have been the operation's last.
-struct Ended<'t> {
-    pass: Option<Pass<'t>>,
-    health: Health,
-}
-
-/// What follows an attempt.
-enum Landed<'t> {
-    Over(Result<Response>),
-    Again(Box<Again<'t>>),
-}
-
-/// Another attempt, after a wait.
-struct Again<'t> {
-    /// The answer that is given up for it.
-    answer: Option<Answer>,
-    landed: Instant,
-    wait: Wait<'t>,
-}
-
-/// A wait after an attempt, with the token of the attempt that it is for.
-struct Wait<'t> {
-    delay: Duration,
-    token: Reservation<'t>,
-    ended: Ended<'t>,
-}
-
-impl<'t> Wait<'t> {
-    /// The attempt starts, and its token is spent.
-    fn end(self, now: Instant) -> Duration {
-        self.token.spend(now);
-        self.delay
-    }
-
-    /// It does not, and the token goes back.
-    fn abandon(self) -> Ended<'t> {
-        self.ended
-    }
 }
 
 /// The most of a failed answer that is read to keep its connection.

@@ -1,0 +1,74 @@
+//! Between attempts: what one leaves to the next, or to the end of the operation.
+
+use std::time::{Duration, Instant};
+
+use reqwest::Response;
+use reqwest_middleware::Result;
+
+use crate::end::Answer;
+use crate::load::Permit;
+use crate::policy::{Health, Pass, Reservation};
+
+/// An attempt may start.
+pub(crate) struct Admitted<'t> {
+    /// The instant that this was decided for.
+    pub(crate) now: Instant,
+    pub(crate) limit: Option<Duration>,
+    /// What was waited before it, as planned.
+    pub(crate) waited: Duration,
+    pub(crate) pass: Option<Pass<'t>>,
+    pub(crate) permit: Option<Permit<'t>>,
+}
+
+impl<'t> Admitted<'t> {
+    /// When the attempt is given up.
+    pub(crate) fn until(&self) -> Option<Instant> {
+        self.limit.and_then(|limit| self.now.checked_add(limit))
+    }
+
+    /// The attempt is over: its permit goes to the next in line.
+    pub(crate) fn lands(self) -> Option<Pass<'t>> {
+        drop(self.permit);
+        self.pass
+    }
+}
+
+/// An attempt that has ended, and may have been the operation's last.
+pub(crate) struct Ended<'t> {
+    pub(crate) pass: Option<Pass<'t>>,
+    pub(crate) health: Health,
+}
+
+/// What follows an attempt.
+pub(crate) enum Landed<'t> {
+    Over(Result<Response>),
+    Again(Box<Again<'t>>),
+}
+
+/// Another attempt, after a wait.
+pub(crate) struct Again<'t> {
+    /// The answer that is given up for it.
+    pub(crate) answer: Option<Answer>,
+    pub(crate) landed: Instant,
+    pub(crate) wait: Wait<'t>,
+}
+
+/// A wait after an attempt, with the token of the attempt that it is for.
+pub(crate) struct Wait<'t> {
+    pub(crate) delay: Duration,
+    pub(crate) token: Reservation<'t>,
+    pub(crate) ended: Ended<'t>,
+}
+
+impl<'t> Wait<'t> {
+    /// The attempt starts, and its token is spent.
+    pub(crate) fn end(self, now: Instant) -> Duration {
+        self.token.spend(now);
+        self.delay
+    }
+
+    /// It does not, and the token goes back.
+    pub(crate) fn abandon(self) -> Ended<'t> {
+        self.ended
+    }
+}
