@@ -116,7 +116,7 @@ impl Template {
 
     pub(crate) fn is(&self, identity: &Identity) -> bool {
         let head = self.request.as_ref();
-        head.is_some_and(|head| *head.method() == identity.method && *head.url() == identity.url)
+        head.is_some_and(|head| identity.is_to(head.method(), head.url()))
             && self.body_identity() == identity.body
     }
 

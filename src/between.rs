@@ -7,6 +7,7 @@ use reqwest_middleware::Result;
 
 use crate::end::Answer;
 use crate::load::Permit;
+use crate::nesting::Holding;
 use crate::policy::{Health, Pass, Reservation};
 
 /// An attempt may start.
@@ -21,6 +22,12 @@ pub(crate) struct Admitted<'t> {
 }
 
 impl<'t> Admitted<'t> {
+    /// What operations made within the attempt need not ask for again.
+    pub(crate) fn holding(&self) -> Holding {
+        let breaker = self.pass.as_ref().and_then(Pass::is_probe_of);
+        Holding::of(self.permit.as_ref().map(Permit::limiter), breaker)
+    }
+
     /// When the attempt is given up.
     pub(crate) fn until(&self) -> Option<Instant> {
         self.limit.and_then(|limit| self.now.checked_add(limit))

@@ -121,6 +121,7 @@ impl Rules {
             pushes_back: is_for_everybody(status) && !on.left_host,
             veto: wish.is_some_and(|value| value == "false") || self.forbids_retry(headers),
             retried_below: false,
+            may_be_doubled_below: false,
             health: match verdict {
                 _ if on.left_host => Health::NotShown,
                 Verdict::Retryable => Health::Bad,
@@ -129,6 +130,22 @@ impl Rules {
                 Verdict::Done => Health::Good,
             },
         }
+    }
+
+    /// A layer has made an error of an answer: what that would have meant, but for its headers.
+    pub(crate) fn answer_as_error(
+        &self,
+        outcome: &mut Outcome,
+        status: StatusCode,
+        on: Circumstances,
+    ) {
+        let nothing = HeaderMap::new();
+        let read = self.answer(status, &nothing, || SystemTime::UNIX_EPOCH, on);
+        outcome.health = read.health;
+        outcome.verdict = match read.verdict {
+            Verdict::Retryable => Verdict::Retryable,
+            Verdict::Done | Verdict::Final => Verdict::Final,
+        };
     }
 
     /// Any value but "no" is a "do not retry".
@@ -279,7 +296,12 @@ fn layer_error(error: &Error, on: Circumstances) -> (Outcome, Failure) {
                 certainty: certainty.max(below.certainty().min(Certainty::Unknown)),
                 ..outcome
             };
-            outcome.heed(below.report().is_spent(), below.report().retry_after());
+            let report = below.report();
+            outcome.heed(
+                report.is_spent(),
+                report.may_be_doubled(),
+                report.retry_after(),
+            );
             (outcome, Failure::Layer)
         }
         _ => (outcome, Failure::Layer),
@@ -295,6 +317,7 @@ fn failed(verdict: Verdict, certainty: Certainty, health: Health) -> Outcome {
         pushes_back: false,
         veto: false,
         retried_below: false,
+        may_be_doubled_below: false,
         health,
     }
 }

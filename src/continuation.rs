@@ -37,6 +37,13 @@ pub(crate) struct Identity {
     pub(crate) body: BodyIdentity,
 }
 
+impl Identity {
+    /// Whether it is for this, whatever the body.
+    pub(crate) fn is_to(&self, method: &Method, url: &Url) -> bool {
+        self.method == *method && self.url == *url
+    }
+}
+
 /// A stream cannot be compared, so no two are the same.
 #[derive(Clone, Debug)]
 pub(crate) enum BodyIdentity {

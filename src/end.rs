@@ -65,7 +65,10 @@ impl End {
             Bounded::Done(Err(error)) => {
                 on.left_host = url.is_some_and(|url| is_of_another_host(&error, url));
                 let is_https = url.is_some_and(|url| url.scheme() == "https");
-                let (outcome, failure) = classify::error(&error, is_https, on);
+                let (mut outcome, failure) = classify::error(&error, is_https, on);
+                if let Some(status) = error.status() {
+                    settings.rules.answer_as_error(&mut outcome, status, on);
+                }
                 Some(Self::failed(outcome, failure, Cause::from(error)))
             }
             Bounded::Done(Ok(response)) => {
@@ -77,7 +80,11 @@ impl End {
                 let (status, headers) = (response.status(), response.headers());
                 let mut outcome = rules.answer(status, headers, || clock.wall(), on);
                 if let Some(below) = response.retry_report() {
-                    outcome.heed(below.is_spent(), below.retry_after());
+                    outcome.heed(
+                        below.is_spent(),
+                        below.may_be_doubled(),
+                        below.retry_after(),
+                    );
                 }
                 Some(Self::answered(outcome, response))
             }

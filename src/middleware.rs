@@ -25,7 +25,7 @@ use crate::end::{Answer, End};
 use crate::error::{BodyNotMade, LastAnswer};
 use crate::frames::Frames;
 use crate::invalid::InvalidInput;
-use crate::load::{Limiter, Load, Permit};
+use crate::load::{Limiter, Load};
 use crate::nesting::{self, Within};
 use crate::operation::{self, Operation};
 use crate::policy::{
@@ -105,9 +105,7 @@ impl Middleware for RetryMiddleware {
         extensions: &mut Extensions,
         next: Next<'_>,
     ) -> Result<Response> {
-        if nesting::is_map_of_an_attempt(extensions)
-            || Continuation::in_map(extensions).is_some_and(Continuation::is_running)
-        {
+        if is_an_attempt_already(&request, extensions) {
             return next.run(request, extensions).await;
         }
         let now = clock::now();
@@ -147,7 +145,8 @@ impl RetryMiddleware {
         next: Next<'_>,
         load: Option<Arc<Load>>,
     ) -> Result<Response> {
-        let terms = self.settings.terms(load.as_deref());
+        let mut terms = self.settings.terms(load.as_deref());
+        terms.is_within_a_probe = terms.breaker.is_some_and(nesting::is_probe_of);
         let limiter = load.as_ref().and_then(|load| load.limiter.as_ref());
         let limiter = limiter.filter(|limiter| !nesting::is_held(limiter));
         let mut waited = None;
@@ -397,7 +396,7 @@ impl RetryMiddleware {
         let &Admitted {
             now, limit, waited, ..
         } = admitted;
-        let holding = admitted.permit.as_ref().map(Permit::limiter);
+        let holding = admitted.holding();
         let call = &mut operation.call;
         let is_tracked = self.settings.send_tracking && call.replay != ReplayClass::Safe;
         let evidence = is_tracked.then(Arc::<Evidence>::default);
@@ -418,7 +417,10 @@ impl RetryMiddleware {
         let until = admitted.until();
         let fresh = match operation.template.factory() {
             None => Bounded::Done(Ok(None)),
-            Some(factory) => Box::pin(fresh_body(factory, until, &operation.cancel)).await,
+            Some(factory) => {
+                let making = fresh_body(factory, until, &operation.cancel);
+                Box::pin(nesting::holding(holding, making)).await
+            }
         };
         let fresh = match fresh {
             Bounded::Done(Ok(fresh)) => fresh,
@@ -458,7 +460,7 @@ impl RetryMiddleware {
     ) -> Bounded<Result<Response>> {
         let now = clock::now();
         let until = admitted.until();
-        let holding = admitted.permit.as_ref().map(Permit::limiter);
+        let holding = admitted.holding();
         let left = left_until(until);
         let target = operation.redirect_target(&answer, watch, &self.settings, left);
         let Some(target) = target else {
@@ -473,6 +475,16 @@ impl RetryMiddleware {
         watch.note_moved(target);
         let run = watch.over(next.clone().run(request, extensions), holding);
         bounded(run, until, &operation.cancel).await
+    }
+}
+
+/// Whether a layer of this crate around has this very request in an attempt: the one that asks is then a
+/// second one on the same stack, and lets it pass. The map alone does not say so, since a layer in
+/// between may have given it to a request of its own.
+fn is_an_attempt_already(request: &reqwest::Request, extensions: &Extensions) -> bool {
+    match Continuation::in_map(extensions).filter(|around| around.is_running()) {
+        Some(around) => around.request.is_to(request.method(), request.url()),
+        None => nesting::is_map_of_an_attempt(extensions) && request.method().is_safe(),
     }
 }
 

@@ -6,29 +6,40 @@
 //! itself, and the outer one does not.
 
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::pin::pin;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::Extensions;
 
 use crate::load::Limiter;
+use crate::policy::CircuitBreaker;
+
+/// The number of the next attempt.
+static NEXT: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     /// The attempt that this thread is polling.
     static POLLED: Cell<Option<Within>> = const { Cell::new(None) };
 
-    /// The limiters that attempts around have permits of, by address: an attempt outlives its poll.
-    static HELD: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// What attempts around have permits of, by address: an attempt outlives its poll.
+    static HELD: RefCell<Vec<Holding>> = const { RefCell::new(Vec::new()) };
 }
 
 /// An attempt, to the operations made within it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Within {
+    /// Tells it from all others: an operation may end within another attempt than it began in.
+    number: u64,
     /// Its extensions, by address: nobody else has them while it is polled.
     map: usize,
     /// Another attempt may follow it.
     may_be_repeated: bool,
     /// An operation within it has been repeated already, or must not be.
     is_spent: bool,
+    /// A repeat could have the effect of an operation within it a second time.
+    may_be_doubled: bool,
     /// An operation within it has left its retries to this one.
     is_left: bool,
 }
@@ -36,9 +47,11 @@ pub(crate) struct Within {
 impl Within {
     pub(crate) fn attempt(map: &Extensions, may_be_repeated: bool) -> Self {
         Self {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
             map: ptr::from_ref(map).addr(),
             may_be_repeated,
             is_spent: false,
+            may_be_doubled: false,
             is_left: false,
         }
     }
@@ -46,6 +59,11 @@ impl Within {
     /// Whether no other attempt must follow it.
     pub(crate) fn is_spent(self) -> bool {
         self.is_spent
+    }
+
+    /// Whether another attempt could have an effect a second time.
+    pub(crate) fn may_be_doubled(self) -> bool {
+        self.may_be_doubled
     }
 
     /// Whether an operation within it counts on another attempt to follow.
@@ -63,26 +81,58 @@ impl Within {
         }));
         let _outer = PutBack(outer);
         let result = work();
-        self.is_spent = POLLED.get().is_some_and(Self::is_spent);
-        self.is_left = POLLED.get().is_some_and(Self::is_left);
+        if let Some(noted) = POLLED.get() {
+            self.is_spent = noted.is_spent;
+            self.may_be_doubled = noted.may_be_doubled;
+            self.is_left = noted.is_left;
+        }
         result
     }
 }
 
-/// Polls an attempt that holds a permit of this limiter.
-pub(crate) fn while_holding<T>(limiter: Option<&Limiter>, poll: impl FnOnce() -> T) -> T {
-    let Some(limiter) = limiter else {
+/// Polls an attempt that holds these permits.
+pub(crate) fn while_holding<T>(holding: Holding, poll: impl FnOnce() -> T) -> T {
+    if holding == Holding::default() {
         return poll();
-    };
-    HELD.with_borrow_mut(|held| held.push(ptr::from_ref(limiter).addr()));
+    }
+    HELD.with_borrow_mut(|held| held.push(holding));
     let _released = Released;
     poll()
+}
+
+/// What an attempt has permits of, by address.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Holding {
+    limiter: Option<usize>,
+    breaker: Option<usize>,
+}
+
+impl Holding {
+    pub(crate) fn of(limiter: Option<&Limiter>, breaker: Option<&CircuitBreaker>) -> Self {
+        Self {
+            limiter: limiter.map(|limiter| ptr::from_ref(limiter).addr()),
+            breaker: breaker.map(|breaker| ptr::from_ref(breaker).addr()),
+        }
+    }
+}
+
+/// Runs what an attempt does before its run.
+pub(crate) async fn holding<F: Future>(holding: Holding, work: F) -> F::Output {
+    let mut work = pin!(work);
+    poll_fn(|task| while_holding(holding, || work.as_mut().poll(task))).await
+}
+
+/// Whether an attempt around is this half-open breaker's probe: what is made within it is part of it.
+pub(crate) fn is_probe_of(breaker: &CircuitBreaker) -> bool {
+    let breaker = Some(ptr::from_ref(breaker).addr());
+    HELD.with_borrow(|held| held.iter().any(|held| held.breaker == breaker))
 }
 
 /// Whether an attempt around holds a permit of this limiter: to wait for another one could be to wait
 /// for itself.
 pub(crate) fn is_held(limiter: &Limiter) -> bool {
-    HELD.with_borrow(|held| held.contains(&ptr::from_ref(limiter).addr()))
+    let limiter = Some(ptr::from_ref(limiter).addr());
+    HELD.with_borrow(|held| held.iter().any(|held| held.limiter == limiter))
 }
 
 /// Takes the limiter off again, also when the poll panics.
@@ -94,8 +144,7 @@ impl Drop for Released {
     }
 }
 
-/// Whether this map is the one of an attempt around: then the layer that asks is a second one on the
-/// same stack, and the request in its hands is that attempt.
+/// Whether this map is the one of an attempt around.
 pub(crate) fn is_map_of_an_attempt(map: &Extensions) -> bool {
     POLLED
         .get()
@@ -107,22 +156,33 @@ pub(crate) fn is_within_an_attempt() -> bool {
     POLLED.get().is_some_and(|within| within.may_be_repeated)
 }
 
-/// An operation has ended that must not be repeated from outside.
-pub(crate) fn note_spent() {
-    let within = POLLED.get();
-    POLLED.set(within.map(|within| Within {
-        is_spent: true,
-        ..within
-    }));
+/// The attempt that what runs now runs within.
+pub(crate) fn attempt_around() -> Option<u64> {
+    POLLED.get().map(|within| within.number)
 }
 
-/// An operation has ended that would have been repeated, had it not been for the attempt around it.
-pub(crate) fn note_left() {
-    let within = POLLED.get();
-    POLLED.set(within.map(|within| Within {
+/// An operation has ended that began within this attempt, and must not be repeated from outside.
+/// `may_be_doubled`: a repeat could have its effect a second time.
+pub(crate) fn note_spent(around: Option<u64>, may_be_doubled: bool) {
+    note(around, |within| Within {
+        is_spent: true,
+        may_be_doubled: within.may_be_doubled || may_be_doubled,
+        ..within
+    });
+}
+
+/// An operation has ended that would have been repeated, had it not been for this attempt around it.
+pub(crate) fn note_left(around: Option<u64>) {
+    note(around, |within| Within {
         is_left: true,
         ..within
-    }));
+    });
+}
+
+fn note(around: Option<u64>, change: impl FnOnce(Within) -> Within) {
+    if let Some(within) = POLLED.get().filter(|within| Some(within.number) == around) {
+        POLLED.set(Some(change(within)));
+    }
 }
 
 /// Puts the outer attempt back, also when the poll panics.

@@ -108,6 +108,8 @@ pub(crate) struct Operation {
     pub(crate) call: Call,
     /// What a later run with the same map must find; `None` where there is nothing to continue.
     pub(crate) continuation: Option<Arc<Continuation>>,
+    /// Without the ambient one.
+    own_deadline: Option<Instant>,
     is_post: bool,
 }
 
@@ -147,7 +149,6 @@ impl Operation {
         call.deadline = deadline(extensions, settings, &around, now);
         let is_bound = key_is_new
             || wished.is_some_and(Deadline::is_relative)
-            || (around.deadline.is_some() && call.deadline == around.deadline)
             || earlier.is_some_and(|earlier| earlier.is_bound);
         let leaves_a_mark = is_bound || key.is_some() || replay != ReplayClass::Safe;
         let identity = leaves_a_mark.then(|| template.identity()).flatten();
@@ -161,6 +162,7 @@ impl Operation {
                     state: State::running(),
                 })
             }),
+            own_deadline: wished.and_then(|deadline| deadline.resolve(now)),
             is_post,
             template,
             key,
@@ -229,10 +231,16 @@ impl Operation {
         }
     }
 
-    /// Leaves the mark behind for a later run with the same map, if a layer has cleared it away.
+    /// Leaves the mark behind for a later run with the same map, if a layer has cleared it away, and its
+    /// own deadline: the ambient one is not for a map that may travel to another scope.
     pub(crate) fn leave_mark(&self, extensions: &mut Extensions) {
         if Continuation::in_map(extensions).is_none() {
             self.mark(extensions);
+        }
+        if self.call.deadline != self.own_deadline {
+            extensions.remove::<Deadline>();
+            self.own_deadline
+                .map(|own| extensions.insert(Deadline::at(own)));
         }
     }
 

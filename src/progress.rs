@@ -39,6 +39,8 @@ pub(crate) struct Progress {
     /// The last answer that was given up for a retry.
     last_answer: Option<Box<LastAnswer>>,
     client_is_prepared: bool,
+    /// The attempt that the operation was made in.
+    around: Option<u64>,
     has_ended: bool,
 }
 
@@ -76,6 +78,7 @@ impl Progress {
                 has_effect: true,
                 repeats_alike: true,
                 is_spent_below: false,
+                may_be_doubled_below: false,
             },
             handle,
             continuation: None,
@@ -85,6 +88,7 @@ impl Progress {
             cause: None,
             last_answer: None,
             client_is_prepared: settings.client_is_prepared,
+            around: nesting::attempt_around(),
             has_ended: false,
         }
     }
@@ -155,6 +159,7 @@ impl Progress {
     ) {
         self.account.retry_after = outcome.retry_after;
         self.account.is_spent_below = outcome.retried_below;
+        self.account.may_be_doubled_below = outcome.may_be_doubled_below;
         self.account.certainty = certainty;
         let failure = failure.map(|(failure, cause)| {
             self.cause = Some(cause);
@@ -174,6 +179,7 @@ impl Progress {
             return;
         };
         self.account.is_spent_below |= flight.watch.is_spent_below();
+        self.account.may_be_doubled_below |= flight.watch.may_be_doubled_below();
         let record = AttemptRecord {
             took: now.saturating_duration_since(flight.started),
             status,
@@ -201,7 +207,8 @@ impl Progress {
 
     /// The end of this operation has turned the breaker of its key.
     pub(crate) fn turned(&self, turned: Turned) {
-        self.listeners.breaker_turned(&self.account, turned);
+        let key = self.load.as_ref().map_or("", |load| &load.key);
+        self.listeners.breaker_turned(&self.account, key, turned);
     }
 
     /// An answer is given up for a retry.
@@ -310,9 +317,9 @@ impl Progress {
             continuation.state.end(self.left_open());
         }
         if self.account.is_spent() {
-            nesting::note_spent();
+            nesting::note_spent(self.around, self.account.may_be_doubled());
         } else if self.account.stop == Some(StopReason::NestedLayer) {
-            nesting::note_left();
+            nesting::note_left(self.around);
         }
         self.listeners.ended(&self.account, self.load.as_deref());
     }

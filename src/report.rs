@@ -36,6 +36,8 @@ pub(crate) struct Account {
     pub(crate) repeats_alike: bool,
     /// An operation made within the last attempt must not be made once more.
     pub(crate) is_spent_below: bool,
+    /// It could have its effect a second time.
+    pub(crate) may_be_doubled_below: bool,
 }
 
 impl Account {
@@ -43,17 +45,22 @@ impl Account {
     pub(crate) fn is_spent(&self) -> bool {
         self.attempts.len() > 1
             || self.is_spent_below
-            || self.stop.is_some_and(StopReason::forbids_retry)
-            || (!self.repeats_alike && self.may_be_doubled())
+            // Given up by who asked, which says nothing against asking again.
+            || self.stop.is_some_and(|stop| {
+                stop.forbids_retry() && stop != StopReason::Cancelled
+            })
+            || self.may_be_doubled()
     }
 
     /// Whether it may have had an effect that a repeat would have again. What was sent without a key, and
     /// went well, is its caller's to make again: such is the fetching of a token.
-    fn may_be_doubled(&self) -> bool {
+    pub(crate) fn may_be_doubled(&self) -> bool {
         let is_ours_to_count = self.key.is_some();
         let last = self.attempts.last().and_then(|last| last.status);
         let went_well = last.is_some_and(|status| status.is_success());
-        self.has_effect && (self.certainty == Certainty::Unknown || (is_ours_to_count && went_well))
+        let may_have_had_one =
+            self.certainty == Certainty::Unknown || (is_ours_to_count && went_well);
+        (self.has_effect && !self.repeats_alike && may_have_had_one) || self.may_be_doubled_below
     }
 }
 
@@ -124,12 +131,15 @@ impl RetryReport {
         let later = NextStep::TryLater {
             after: self.0.retry_after,
         };
+        let confirm = NextStep::ConfirmOutcome {
+            key: self.0.key.clone(),
+        };
         match certainty {
+            // Not of this operation's own, but of one made within it.
+            _ if stop == Some(StopReason::SpentBelow) && self.0.may_be_doubled_below => confirm,
             // Nothing was to be done, so there is nothing to confirm.
             Certainty::Unknown if !has_effect => later,
-            Certainty::Unknown => NextStep::ConfirmOutcome {
-                key: self.0.key.clone(),
-            },
+            Certainty::Unknown => confirm,
             Certainty::NotSent | Certainty::NotProcessed => match stop {
                 Some(StopReason::NotRetryable) if self.is_another_layers_failure() => later,
                 Some(StopReason::InvalidInput | StopReason::NotRetryable) => NextStep::FixRequest,
@@ -148,6 +158,11 @@ impl RetryReport {
     /// Whether a layer around the one that this report is of must not repeat the operation.
     pub(crate) fn is_spent(&self) -> bool {
         self.0.is_spent()
+    }
+
+    /// Whether a repeat could have an effect a second time.
+    pub(crate) fn may_be_doubled(&self) -> bool {
+        self.0.may_be_doubled()
     }
 
     /// The wait that a caller who tries again has to make.

@@ -40,7 +40,7 @@ use crate::timeout_header::{TimeoutHeader, whole_number};
 /// Works with every service of `http::Request`: axum, tonic, hyper. Put it outside of layers that
 /// make calls themselves.
 ///
-/// * Of several headers the shortest time counts. A value that cannot be read is ignored and
+/// * Of several headers the shortest time counts. A time that cannot be read is ignored and
 ///   counted ([`malformed`](Self::malformed)): a bad header is no reason to refuse a request.
 /// * The time counts from when the request's head has been read.
 /// * The client goes away when the server drops the handler's future before it is done. While the
@@ -189,7 +189,7 @@ where
 ///
 /// # Cancel safety
 ///
-/// Dropped before it is done, it cancels the token of the context.
+/// Dropped before it is done, it cancels the token of the context (one that was never polled has none).
 #[must_use = "futures do nothing unless polled"]
 pub struct InContext<T>(Pin<Box<dyn Future<Output = T> + Send>>);
 

@@ -72,6 +72,7 @@ impl Settings {
             pacing: &self.pacing,
             pushback: load.map(|load| &load.pushback),
             breaker: load.and_then(|load| load.breaker.as_ref()),
+            is_within_a_probe: false,
             budget: match &self.budget {
                 Budget::OfKey => load.and_then(|load| load.budget.as_ref()),
                 Budget::One(budget) => Some(budget),

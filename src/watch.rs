@@ -8,8 +8,7 @@ use std::task::{Context, Poll};
 use reqwest::{Response, Url};
 use reqwest_middleware::Result;
 
-use crate::load::Limiter;
-use crate::nesting::{self, Within};
+use crate::nesting::{self, Holding, Within};
 use crate::redirect::{self, Hops};
 use crate::tracking::Evidence;
 
@@ -53,12 +52,8 @@ impl Watch {
         }
     }
 
-    /// Watches `run` from here on, which holds a permit of this limiter.
-    pub(crate) fn over<'a>(
-        &'a mut self,
-        run: Run<'a>,
-        holding: Option<&'a Limiter>,
-    ) -> Watched<'a> {
+    /// Watches `run` from here on, which holds these permits.
+    pub(crate) fn over<'a>(&'a mut self, run: Run<'a>, holding: Holding) -> Watched<'a> {
         Watched {
             run: Some(run),
             holding,
@@ -80,6 +75,12 @@ impl Watch {
     /// Whether an operation that was made within it must not be made once more.
     pub(crate) fn is_spent_below(&self) -> bool {
         self.within.is_spent()
+    }
+
+    /// Whether another attempt could have the effect of an operation that was made within it a second
+    /// time.
+    pub(crate) fn may_be_doubled_below(&self) -> bool {
+        self.within.may_be_doubled()
     }
 
     /// Whether an operation that was made within it has left its retries to us.
@@ -127,7 +128,7 @@ impl Watch {
 pub(crate) struct Watched<'a> {
     /// `None` only once it is dropped.
     run: Option<Run<'a>>,
-    holding: Option<&'a Limiter>,
+    holding: Holding,
     watch: &'a mut Watch,
     ended: bool,
 }

@@ -498,7 +498,7 @@ async fn a_plain_refresh_is_made_again_only_where_it_was_never_sent() {
     // It may have used its grant up, so neither layer makes another.
     for fails in [Fails::Busy, Fails::Silent] {
         let became = order(Refresh::Plain, fails, 1).await;
-        let stop = StopReason::NestedLayer;
+        let stop = StopReason::SpentBelow;
         assert_eq!(became, self::became(1, 0, stop), "{fails:?}");
     }
 }

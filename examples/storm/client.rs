@@ -97,6 +97,7 @@ impl Client {
             pacing: &self.pacing,
             pushback: None,
             breaker: self.breaker.as_ref(),
+            is_within_a_probe: false,
             budget: self.budget.as_ref(),
         }
     }
@@ -122,6 +123,7 @@ impl Client {
             pushes_back: false,
             veto: false,
             retried_below: false,
+            may_be_doubled_below: false,
             health,
         }
     }

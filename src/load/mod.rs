@@ -35,7 +35,7 @@ use crate::policy::{CircuitBreaker, FirstSends, Pushback, RetryBudget, StopReaso
 ///
 /// At most [`capacity`](LoadControlBuilder::capacity) keys are kept, 1,024 by default; the one that was
 /// used least recently is forgotten for a new one, and starts afresh when it is seen again. Keys of
-/// operations under way count as used now. A key takes under 1 KiB with the map's share, beside its own
+/// operations under way count as used now: one of them is only forgotten where all are in use. A key takes under 1 KiB with the map's share, beside its own
 /// text and beside the events of a budget made by [`RetryBudget::window`].
 ///
 /// # Which key?
@@ -65,16 +65,12 @@ use crate::policy::{CircuitBreaker, FirstSends, Pushback, RetryBudget, StopReaso
 /// # }
 /// ```
 pub struct LoadControl {
-    loads: Mutex<LruCache<Box<str>, Arc<Load>>>,
+    loads: Mutex<LruCache<Arc<str>, Arc<Load>>>,
     model: Model,
     key: Option<Arc<KeyOf>>,
 }
 
 type KeyOf = dyn Fn(&Request, &Extensions) -> Cow<'static, str> + Send + Sync;
-
-/// Keys that are looked at for one to forget. Those in use are put in front as what they are: used
-/// now. Where all these are in use, one of them is forgotten all the same.
-const LOOKED_AT: usize = 16;
 
 /// What the state of each key is made after.
 #[derive(Debug)]
@@ -141,12 +137,12 @@ impl LoadControl {
         }
         make_room(&mut loads);
         let load = Arc::new(self.model.load(key));
-        loads.put(key.into(), Arc::clone(&load));
+        loads.put(Arc::clone(&load.key), Arc::clone(&load));
         load
     }
 
     /// A panic elsewhere must not take the map with it: it is never left half changed.
-    fn loads(&self) -> MutexGuard<'_, LruCache<Box<str>, Arc<Load>>> {
+    fn loads(&self) -> MutexGuard<'_, LruCache<Arc<str>, Arc<Load>>> {
         self.loads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -156,15 +152,16 @@ fn host(request: &Request) -> &str {
     &request.url()[Position::BeforeHost..Position::AfterPort]
 }
 
-/// Forgets the key that was used least recently, if there is no room for another.
-fn make_room(loads: &mut LruCache<Box<str>, Arc<Load>>) {
-    let is_full = loads.len() == loads.cap().get();
-    for looked_at in 0..LOOKED_AT {
-        if !is_full {
-            return;
-        }
+/// Forgets the key that was used least recently, if there is no room for another. Those in use are put in
+/// front as what they are, used now, so they are not looked at again soon. Where all are in use, one of
+/// them is forgotten all the same.
+fn make_room(loads: &mut LruCache<Arc<str>, Arc<Load>>) {
+    if loads.len() < loads.cap().get() {
+        return;
+    }
+    for left in (0..loads.len()).rev() {
         match loads.pop_lru() {
-            Some((key, load)) if is_in_use(&load) && looked_at + 1 < LOOKED_AT => {
+            Some((key, load)) if is_in_use(&load) && left > 0 => {
                 loads.put(key, load);
             }
             _ => return,
@@ -177,11 +174,11 @@ fn is_in_use(load: &Arc<Load>) -> bool {
 }
 
 impl Model {
-    #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "a label"))]
     fn load(&self, key: &str) -> Load {
         Load {
+            key: key.into(),
             #[cfg(feature = "metrics")]
-            label: self.key_metrics.then(|| key.into()),
+            shows_key: self.key_metrics,
             budget: self.budget.as_ref().map(RetryBudget::another),
             breaker: self.breaker.as_ref().map(CircuitBreaker::another),
             pushback: Pushback::new(self.first_sends),
@@ -196,9 +193,10 @@ impl Model {
 /// The state of one key.
 #[derive(Debug)]
 pub(crate) struct Load {
-    /// The key, where metrics are to show it.
+    pub(crate) key: Arc<str>,
+    /// Whether metrics are to show it.
     #[cfg(feature = "metrics")]
-    pub(crate) label: Option<Arc<str>>,
+    pub(crate) shows_key: bool,
     pub(crate) budget: Option<RetryBudget>,
     pub(crate) breaker: Option<CircuitBreaker>,
     pub(crate) pushback: Pushback,

@@ -1,6 +1,7 @@
 //! What can be seen of load control from outside.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use crate::policy::{BreakerSnapshot, BudgetSnapshot, CircuitBreaker, RetryBudget
 /// Figures of one key at one moment. `Display` puts them into a line for a log.
 #[derive(Clone, Debug)]
 pub struct LoadSnapshot {
-    key: Box<str>,
+    key: Arc<str>,
     budget: Option<BudgetSnapshot>,
     breaker: Option<BreakerSnapshot>,
     pushed_back_for: Duration,
@@ -25,17 +26,21 @@ impl LoadControl {
     /// The figures of this key, if it is kept. Does not count as use.
     #[must_use]
     pub fn snapshot(&self, key: &str) -> Option<LoadSnapshot> {
-        let loads = self.loads();
-        let load = loads.peek(key)?;
-        Some(load.at(key, clock::now()))
+        let load = self.loads().peek(key).map(Arc::clone)?;
+        Some(load.at(clock::now()))
     }
 
     /// The figures of all keys, those used last first.
     #[must_use]
     pub fn snapshots(&self) -> Vec<LoadSnapshot> {
         let now = clock::now();
-        let loads = self.loads();
-        loads.iter().map(|(key, load)| load.at(key, now)).collect()
+        // Nobody is to wait for the map while figures are gathered.
+        let loads: Vec<_> = self
+            .loads()
+            .iter()
+            .map(|(_, load)| Arc::clone(load))
+            .collect();
+        loads.iter().map(|load| load.at(now)).collect()
     }
 }
 
@@ -48,10 +53,10 @@ impl CircuitBreaker {
 }
 
 impl Load {
-    fn at(&self, key: &str, now: Instant) -> LoadSnapshot {
+    fn at(&self, now: Instant) -> LoadSnapshot {
         let reasons = StopReason::ALL.iter().zip(&self.stops);
         LoadSnapshot {
-            key: key.into(),
+            key: Arc::clone(&self.key),
             budget: self.budget.as_ref().map(RetryBudget::snapshot),
             breaker: self.breaker.as_ref().map(|breaker| breaker.at(now)),
             pushed_back_for: self.pushback.remaining(now),

@@ -111,7 +111,7 @@ pub(super) fn stop(account: &Account) {
         None => debug!(
             target: TARGET, %method, host, attempts, ?elapsed, %certainty, "operation done"
         ),
-        Some(reason) if is_worth_a_look(reason, *certainty) => warn!(
+        Some(reason) if is_worth_a_look(reason, account) => warn!(
             target: TARGET, %method, host, attempts, ?elapsed, %certainty, %reason,
             "operation stopped"
         ),
@@ -123,8 +123,8 @@ pub(super) fn stop(account: &Account) {
 }
 
 /// An outcome that somebody must confirm, or a service that is being protected from us.
-fn is_worth_a_look(reason: StopReason, certainty: Certainty) -> bool {
-    certainty == Certainty::Unknown
+fn is_worth_a_look(reason: StopReason, account: &Account) -> bool {
+    (account.certainty == Certainty::Unknown && account.has_effect)
         || matches!(
             reason,
             StopReason::BreakerOpen | StopReason::BudgetExhausted | StopReason::ConcurrencyLimit

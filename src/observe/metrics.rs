@@ -183,13 +183,14 @@ impl Meters {
         if let Some(budget) = &self.budget {
             gauge!(BUDGET_BALANCE, "client" => self.client()).set(budget.balance());
         }
-        if let Some((load, key)) = load.and_then(|load| Some((load, load.label.clone()?))) {
-            gauges_of_key(load, &key);
+        if let Some(load) = load.filter(|load| load.shows_key) {
+            gauges_of_key(load);
         }
     }
 }
 
-fn gauges_of_key(load: &Load, key: &Arc<str>) {
+fn gauges_of_key(load: &Load) {
+    let key = &load.key;
     if let Some(budget) = &load.budget {
         gauge!(BUDGET_BALANCE, "key" => Arc::clone(key)).set(budget.balance());
     }

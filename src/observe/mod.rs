@@ -63,9 +63,9 @@ pub trait RetryObserver: Send + Sync {
         let _ = report;
     }
 
-    /// The end of an operation on this host has turned a circuit breaker.
-    fn breaker_turned(&self, host: &str, state: BreakerState) {
-        let _ = (host, state);
+    /// The end of an operation has turned the circuit breaker of this key.
+    fn breaker_turned(&self, key: &str, state: BreakerState) {
+        let _ = (key, state);
     }
 }
 
@@ -115,11 +115,11 @@ impl Listeners {
         }
     }
 
-    pub(crate) fn breaker_turned(&self, account: &Account, turned: Turned) {
+    pub(crate) fn breaker_turned(&self, account: &Account, key: &str, turned: Turned) {
         self.span
             .in_scope(|| events::breaker(&account.host, turned));
         if let Some(observer) = &self.observer {
-            observer.breaker_turned(&account.host, turned.state());
+            observer.breaker_turned(key, turned.state());
         }
         #[cfg(feature = "metrics")]
         self.meters.breaker(turned);
@@ -163,6 +163,7 @@ fn reason_label(reason: StopReason) -> &'static str {
         StopReason::UnsafeToRepeat => "unsafe_to_repeat",
         StopReason::ServerVeto => "server_veto",
         StopReason::NestedLayer => "nested_layer",
+        StopReason::SpentBelow => "spent_below",
         StopReason::AttemptsExhausted => "attempts_exhausted",
         StopReason::BodyNotReplayable => "body_not_replayable",
         StopReason::RetryAfterTooLong => "retry_after_too_long",

@@ -35,6 +35,7 @@ impl Call {
         let is_first = self.attempts == 0;
         let pass = match terms.breaker {
             None => None,
+            Some(breaker) if terms.is_within_a_probe => Some(breaker.accompany(at.now)),
             Some(breaker) => Some(breaker.enter(at.now, is_first)?),
         };
         Ok(Admission::Start {

@@ -50,8 +50,8 @@ use crate::sync::{Mutex, MutexGuard, PoisonError};
 /// began in the present state are believed, so that a straggler from before an outage neither closes
 /// nor opens anything. While it gates retries only, first sends that began half-open are believed too.
 ///
-/// An operation keeps its permit to its end: with one permit, a probe that fails is not repeated. A
-/// permit that is not returned (its future is neither dropped nor polled) expires, and goes to
+/// An operation keeps its permit to its end, through a backoff too: with one permit, a probe that fails
+/// is not repeated. What is made within its attempt is part of the probe. A permit that is not returned (its future is neither dropped nor polled) expires, and goes to
 /// another; should its operation end after all while the breaker is still half-open, it is believed.
 ///
 /// ```
@@ -152,6 +152,15 @@ impl CircuitBreaker {
         })
     }
 
+    /// An attempt is about to start that is part of another one, which has a permit.
+    pub(super) fn accompany(&self, now: Instant) -> Pass<'_> {
+        Pass {
+            breaker: self,
+            epoch: self.state().epoch(now),
+            permit: None,
+        }
+    }
+
     /// Figures as of `now`.
     pub(crate) fn at(&self, now: Instant) -> BreakerSnapshot {
         self.state().snapshot(now)
@@ -176,6 +185,13 @@ pub(crate) struct Pass<'b> {
     /// The state of the breaker that the attempt began in.
     epoch: u64,
     permit: Option<u64>,
+}
+
+impl<'b> Pass<'b> {
+    /// The half-open breaker that it holds a permit of.
+    pub(crate) fn is_probe_of(&self) -> Option<&'b CircuitBreaker> {
+        self.permit.map(|_| self.breaker)
+    }
 }
 
 impl Pass<'_> {
@@ -268,6 +284,9 @@ impl CircuitBreakerBuilder {
     }
 
     /// Whether first sends need its leave too. Default: no, it gates retries only.
+    ///
+    /// A success closes it. Where a service answers nothing but definite 4xx, nothing does: then no more
+    /// pass at once than there are permits.
     pub fn gate_first_sends(mut self, gate: bool) -> Self {
         self.gates_first_sends = gate;
         self

@@ -75,7 +75,7 @@ impl Call {
             return Err(StopReason::ServerVeto.into());
         }
         if outcome.retried_below {
-            return Err(StopReason::NestedLayer.into());
+            return Err(StopReason::SpentBelow.into());
         }
         if self.attempts >= self.limits.max_attempts {
             return Err(StopReason::AttemptsExhausted.into());
@@ -96,7 +96,7 @@ impl Call {
                 after: Some(wait.floor),
             });
         }
-        if let Some(breaker) = terms.breaker {
+        if let Some(breaker) = terms.breaker.filter(|_| !terms.is_within_a_probe) {
             breaker.check(at.now, false)?;
         }
         self.heeded = wait.floor;

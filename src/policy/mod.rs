@@ -69,6 +69,9 @@ pub(crate) struct Terms<'t> {
     pub(crate) pacing: &'t Pacing,
     pub(crate) pushback: Option<&'t Pushback>,
     pub(crate) breaker: Option<&'t CircuitBreaker>,
+    /// The operation is made within an attempt that is the half-open breaker's probe, and so is part of
+    /// it.
+    pub(crate) is_within_a_probe: bool,
     pub(crate) budget: Option<&'t RetryBudget>,
 }
 
@@ -96,14 +99,17 @@ pub(crate) struct Outcome {
     pub(crate) veto: bool,
     /// A layer of this crate below has used up or refused the retries.
     pub(crate) retried_below: bool,
+    /// And could have its effect a second time.
+    pub(crate) may_be_doubled_below: bool,
     pub(crate) health: Health,
 }
 
 impl Outcome {
     /// What an operation made within the attempt says of its own: whether it is spent, and the wait that
     /// its host has asked for, which is not a wish of ours.
-    pub(crate) fn heed(&mut self, is_spent: bool, wait: Option<Duration>) {
+    pub(crate) fn heed(&mut self, is_spent: bool, may_be_doubled: bool, wait: Option<Duration>) {
         self.retried_below |= is_spent;
+        self.may_be_doubled_below |= may_be_doubled;
         if wait > self.retry_after {
             self.retry_after = wait;
             self.pushes_back = false;

@@ -24,13 +24,16 @@ pub enum StopReason {
     UnsafeToRepeat,
     /// The server asked not to be called again (the configured veto and no-retry headers).
     ServerVeto,
+    /// An operation made within the attempt has used up or refused its retries, or may have had an effect
+    /// that a repeat would have again.
+    SpentBelow,
     /// As many attempts as allowed were made.
     AttemptsExhausted,
     /// The request body was a stream, which can be sent only once.
     BodyNotReplayable,
     /// The server asked, in its answer to this operation or to another one that shares its
     /// [`LoadControl`](crate::LoadControl), for a longer wait than the deadline or
-    /// `max_retry_after` allows.
+    /// `max_retry_after` allows. What others were told is asked after the deadline.
     RetryAfterTooLong,
     /// Too little time is left before the deadline for a wait and a useful attempt.
     DeadlineTooClose,
@@ -38,8 +41,8 @@ pub enum StopReason {
     BreakerOpen,
     /// The shared retry budget has no token left.
     BudgetExhausted,
-    /// Another layer of this crate retries: one around this operation, in whose attempt it was made. Or
-    /// one below it has used up or refused the retries already; that is asked before the attempts used.
+    /// A layer of this crate around this operation, in whose attempt it was made, repeats it if it likes:
+    /// there was nothing else against a retry. The only reason that asks for one.
     NestedLayer,
     /// As many attempts as the concurrency limit allows were under way until it was too late.
     ConcurrencyLimit,
@@ -47,13 +50,14 @@ pub enum StopReason {
 
 impl StopReason {
     /// All of them, in this order.
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 15] = [
         Self::InvalidInput,
         Self::Cancelled,
         Self::NotRetryable,
         Self::KeyExpired,
         Self::UnsafeToRepeat,
         Self::ServerVeto,
+        Self::SpentBelow,
         Self::AttemptsExhausted,
         Self::BodyNotReplayable,
         Self::RetryAfterTooLong,
@@ -83,6 +87,7 @@ impl StopReason {
                 | Self::KeyExpired
                 | Self::UnsafeToRepeat
                 | Self::ServerVeto
+                | Self::SpentBelow
                 | Self::RetryAfterTooLong
                 | Self::BreakerOpen
                 | Self::BudgetExhausted
@@ -123,6 +128,7 @@ impl fmt::Display for StopReason {
             Self::BreakerOpen => "breaker open",
             Self::BudgetExhausted => "retry budget exhausted",
             Self::NestedLayer => "nested layer",
+            Self::SpentBelow => "used up by an operation within",
             Self::ConcurrencyLimit => "concurrency limit reached",
         })
     }

@@ -38,6 +38,7 @@ pub(super) fn ended(certainty: Certainty) -> Outcome {
         pushes_back: false,
         veto: false,
         retried_below: false,
+        may_be_doubled_below: false,
         health: Health::Bad,
     }
 }
@@ -57,6 +58,7 @@ pub(super) const SUCCESS: Outcome = Outcome {
     pushes_back: false,
     veto: false,
     retried_below: false,
+    may_be_doubled_below: false,
     health: Health::Good,
 };
 
@@ -74,6 +76,7 @@ fn alone(pacing: &Pacing) -> Terms<'_> {
         pacing,
         pushback: None,
         breaker: None,
+        is_within_a_probe: false,
         budget: None,
     }
 }
@@ -516,6 +519,7 @@ fn every_stop_reason_has_words_of_its_own() {
         "idempotency key expired",
         "unsafe to repeat",
         "the server asked not to retry",
+        "used up by an operation within",
         "attempts exhausted",
         "body not replayable",
         "Retry-After too long",

@@ -145,6 +145,7 @@ fn play(plan: &Plan, tally: &Tally) {
         pacing: &pacing,
         pushback: pushback.as_ref(),
         breaker: breaker.as_ref(),
+        is_within_a_probe: false,
         budget: budget.as_ref(),
     };
     let mut load = NaiveLoad::of(plan);
@@ -574,7 +575,7 @@ impl<'r, 'o> Run<'r, 'o> {
             }
             (Decision::Return(Some(Stop { reason, after })), Err(expected)) => {
                 assert_eq!((reason, after.map(nanos)), expected);
-                self.count_stop(outcome, reason, after);
+                self.count_stop(reason, after);
                 Err(Some(reason))
             }
             (Decision::Return(None), Ok(None)) => {
@@ -585,13 +586,11 @@ impl<'r, 'o> Run<'r, 'o> {
         }
     }
 
-    fn count_stop(&self, outcome: &Outcome, reason: StopReason, after: Option<Duration>) {
+    fn count_stop(&self, reason: StopReason, after: Option<Duration>) {
         self.tally.count(&format!("decided {reason:?}"));
         match (reason, after) {
-            (StopReason::NestedLayer, _) => self.tally.count(match outcome.retried_below {
-                true => "retried below",
-                false => "nested",
-            }),
+            (StopReason::SpentBelow, _) => self.tally.count("retried below"),
+            (StopReason::NestedLayer, _) => self.tally.count("nested"),
             (StopReason::BreakerOpen, Some(_)) => self.tally.count("retry refused while open"),
             (StopReason::BreakerOpen, None) => self.tally.count("retry refused while half-open"),
             _ => {}

@@ -249,7 +249,7 @@ impl<'o, 'p> Oracle<'o, 'p> {
                 plan.replay == ReplayClass::Unsafe && is_maybe_done(outcome.certainty),
             ),
             (StopReason::ServerVeto, None, outcome.veto),
-            (StopReason::NestedLayer, None, outcome.retried_below),
+            (StopReason::SpentBelow, None, outcome.retried_below),
             (
                 StopReason::AttemptsExhausted,
                 None,

@@ -193,6 +193,7 @@ impl Step {
             pushes_back: false,
             veto: false,
             retried_below: false,
+            may_be_doubled_below: false,
             health: Health::Bad,
         }
     }
@@ -497,6 +498,7 @@ fn outcome(dice: &mut Dice) -> Outcome {
         pushes_back: dice.is_one_in(2),
         veto: dice.is_one_in(25),
         retried_below: dice.is_one_in(25),
+        may_be_doubled_below: false,
         health: health(dice),
     }
 }

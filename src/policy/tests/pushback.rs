@@ -36,6 +36,7 @@ fn shared<'t>(pushback: &'t Pushback, pacing: &'t Pacing) -> Terms<'t> {
         pacing,
         pushback: Some(pushback),
         breaker: None,
+        is_within_a_probe: false,
         budget: None,
     }
 }

@@ -14,6 +14,7 @@ const FAILED: Outcome = Outcome {
     pushes_back: false,
     veto: false,
     retried_below: false,
+    may_be_doubled_below: false,
     health: Health::Bad,
 };
 
@@ -27,6 +28,7 @@ fn asks(budget: &RetryBudget, sent: bool) -> bool {
         pacing: &pacing,
         pushback: None,
         breaker: None,
+        is_within_a_probe: false,
         budget: Some(budget),
     };
     let limits = Limits {
