@@ -85,8 +85,9 @@ impl RetryMiddleware {
     /// # }
     /// ```
     pub fn prepare(client: ClientBuilder) -> ClientBuilder {
+        // `never` alone still copies every request, in case.
         client
-            .retry(reqwest::retry::never())
+            .retry(reqwest::retry::never().max_retries_per_request(0))
             .redirect(redirect::policy())
     }
 
