@@ -11,6 +11,7 @@ pub use self::state::{BreakerSnapshot, BreakerState};
 use self::tally::Ratio;
 use super::{Backoff, Health};
 use crate::invalid::InvalidInput;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A circuit breaker: after many failed operations it stops retries for a while, then lets a few
@@ -71,7 +72,14 @@ use crate::sync::{Mutex, MutexGuard, PoisonError};
 pub struct CircuitBreaker {
     rules: Rules,
     state: Mutex<State>,
+    /// What of the state can be seen without its lock.
+    seen: AtomicU64,
 }
+
+/// A closed breaker as it is seen: `epoch << 2 | CLOSED`, with `CALM` where a success changes nothing.
+/// Zero: closed it is not. Written with the lock held, so that it never shows what never was.
+const CLOSED: u64 = 1;
+const CALM: u64 = 2;
 
 /// Failures in a row after which it opens: more than the attempts of one operation, few enough to
 /// notice a dead host within seconds.
@@ -121,8 +129,12 @@ impl CircuitBreaker {
     }
 
     fn with(rules: Rules) -> Self {
-        let state = Mutex::new(State::new(rules.ratio));
-        Self { rules, state }
+        let state = State::new(rules.ratio);
+        Self {
+            rules,
+            seen: AtomicU64::new(state.seen()),
+            state: Mutex::new(state),
+        }
     }
 
     /// Another one with the same settings, closed.
@@ -132,7 +144,7 @@ impl CircuitBreaker {
 
     /// Whether an attempt could start now. Takes no permit.
     pub(crate) fn check(&self, now: Instant, is_first: bool) -> Result<(), Refused> {
-        if self.lets_pass(is_first) {
+        if self.lets_pass(is_first) || self.closed().is_some() {
             return Ok(());
         }
         self.state().check(&self.rules, now)
@@ -140,6 +152,13 @@ impl CircuitBreaker {
 
     /// An attempt is about to start.
     pub(crate) fn enter(&self, now: Instant, is_first: bool) -> Result<Pass<'_>, Refused> {
+        if let Some(epoch) = self.closed() {
+            return Ok(Pass {
+                breaker: self,
+                epoch,
+                permit: None,
+            });
+        }
         let mut state = self.state();
         let permit = match self.lets_pass(is_first) {
             true => None,
@@ -168,6 +187,17 @@ impl CircuitBreaker {
 
     fn lets_pass(&self, is_first: bool) -> bool {
         is_first && !self.rules.gates_first_sends
+    }
+
+    /// The phase, if it is a closed one. It turns to another one with the end of an operation only.
+    fn closed(&self) -> Option<u64> {
+        let seen = self.seen.load(Ordering::Acquire);
+        (seen & CLOSED != 0).then_some(seen >> 2)
+    }
+
+    /// Whether a success of an operation that began in this phase is nothing new.
+    fn is_calm_in(&self, epoch: u64) -> bool {
+        self.seen.load(Ordering::Acquire) == epoch << 2 | CLOSED | CALM
     }
 
     /// A panic elsewhere must not take the breaker with it: every update leaves a whole state behind.
@@ -203,10 +233,14 @@ impl Pass<'_> {
         now: Instant,
         draw: impl FnOnce() -> f64,
     ) -> Option<Turned> {
-        let rules = &self.breaker.rules;
-        self.breaker
-            .state()
-            .record(rules, self.epoch, health, now, draw)
+        let Self { breaker, epoch, .. } = &self;
+        if health == Health::Good && breaker.is_calm_in(*epoch) {
+            return None;
+        }
+        let mut state = breaker.state();
+        let turned = state.record(&breaker.rules, *epoch, health, now, draw);
+        breaker.seen.store(state.seen(), Ordering::Release);
+        turned
     }
 }
 

@@ -1,8 +1,9 @@
 //! "Come back later", said to one operation and heeded by all.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use crate::sync::{Mutex, MutexGuard, PoisonError};
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// What becomes of first sends to a host that has asked, by 429 or 503 with `Retry-After`, to be left
 /// alone for a while. Retries wait in any case.
@@ -26,35 +27,39 @@ const LONGEST: Duration = Duration::from_secs(3600);
 #[derive(Debug)]
 pub(crate) struct Pushback {
     first_sends: FirstSends,
-    until: Mutex<Option<Instant>>,
+    /// The first instant at which it has asked.
+    origin: OnceLock<Instant>,
+    /// Nanoseconds from there on. It stands alone, so no ordering with other memory is needed.
+    until: AtomicU64,
 }
 
 impl Pushback {
     pub(crate) fn new(first_sends: FirstSends) -> Self {
         Self {
             first_sends,
-            until: Mutex::new(None),
+            origin: OnceLock::new(),
+            until: AtomicU64::new(0),
         }
     }
 
     /// The host has asked for this wait. The latest instant that it has asked for counts.
     pub(crate) fn note(&self, now: Instant, wait: Duration) {
-        let until = now.checked_add(wait.min(LONGEST));
-        let mut latest = self.until();
-        *latest = (*latest).max(until);
+        let origin = *self.origin.get_or_init(|| now);
+        let until = now.saturating_duration_since(origin) + wait.min(LONGEST);
+        let until = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
+        self.until.fetch_max(until, Ordering::Relaxed);
     }
 
     /// Time that an attempt must still wait.
     pub(crate) fn remaining(&self, now: Instant) -> Duration {
-        self.until()
-            .map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
+        let Some(origin) = self.origin.get() else {
+            return Duration::ZERO;
+        };
+        let until = Duration::from_nanos(self.until.load(Ordering::Relaxed));
+        until.saturating_sub(now.saturating_duration_since(*origin))
     }
 
     pub(super) fn first_sends(&self) -> FirstSends {
         self.first_sends
-    }
-
-    fn until(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

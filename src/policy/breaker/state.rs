@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use super::tally::{Ratio, Tally};
-use super::{Refused, Rules};
+use super::{CALM, CLOSED, Refused, Rules};
 use crate::policy::Health;
 use crate::policy::backoff::Previous;
 
@@ -152,6 +152,15 @@ impl State {
             next_permit: 0,
             opened: 0,
             refused: 0,
+        }
+    }
+
+    /// What is seen of it without its lock.
+    pub(super) fn seen(&self) -> u64 {
+        let calm = if self.tally.is_calm() { CALM } else { 0 };
+        match self.phase {
+            Phase::Closed => self.epoch << 2 | CLOSED | calm,
+            Phase::Open { .. } | Phase::HalfOpen { .. } => 0,
         }
     }
 

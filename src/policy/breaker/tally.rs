@@ -65,6 +65,11 @@ impl Tally {
         }
     }
 
+    /// Whether a success changes nothing.
+    pub(super) fn is_calm(&self) -> bool {
+        self.in_a_row == 0 && self.window.is_none()
+    }
+
     pub(super) fn success(&mut self, now: Instant) {
         self.in_a_row = 0;
         if let Some(window) = &mut self.window {

@@ -118,15 +118,31 @@ impl TokenBucket {
     }
 
     /// Pays the trickle, then applies `change`; both or neither. The word stands alone, so no
-    /// ordering with other memory is needed.
+    /// ordering with other memory is needed. What changes nothing writes nothing: to earn in a bucket that
+    /// is full keeps no other thread waiting.
     fn update(&self, now: Option<Instant>, change: impl Fn(u32) -> Option<u32>) -> bool {
         let tick = now.and_then(|now| self.tick(now));
-        self.word
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
-                let state = self.trickled(State::unpack(word), tick);
-                change(state.balance).map(|balance| State { balance, ..state }.pack())
-            })
-            .is_ok()
+        let mut word = self.word.load(Ordering::Relaxed);
+        loop {
+            let state = self.trickled(State::unpack(word), tick);
+            let Some(balance) = change(state.balance) else {
+                return false;
+            };
+            let changed = State { balance, ..state }.pack();
+            if changed == word {
+                return true;
+            }
+            let swapped = self.word.compare_exchange_weak(
+                word,
+                changed,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
+            match swapped {
+                Ok(_) => return true,
+                Err(meanwhile) => word = meanwhile,
+            }
+        }
     }
 
     /// The whole trickle spans since the first use, wrapping.
