@@ -1,5 +1,6 @@
 //! One attempt: its request, its limits, and what lower layers may know of it.
 
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -57,11 +58,15 @@ impl Attempt {
 /// The request that all attempts are copies of. Its body is kept apart, as bytes that are shared.
 #[derive(Debug)]
 pub(crate) struct Template {
-    /// `None` once the last permitted attempt has taken it.
-    request: Option<Request>,
-    /// Where it has gone, once it has been taken.
-    gone_to: Option<Url>,
+    head: TemplateHead,
     body: TemplateBody,
+}
+
+#[derive(Debug)]
+enum TemplateHead {
+    Here(Box<Request>),
+    /// The last permitted attempt has taken it, to this place.
+    GoneTo(Box<Url>),
 }
 
 #[derive(Debug)]
@@ -74,7 +79,7 @@ enum TemplateBody {
 }
 
 impl Template {
-    pub(crate) fn take(mut request: Request, factory: Option<BodyFactory>) -> Self {
+    pub(crate) fn take(mut request: Box<Request>, factory: Option<BodyFactory>) -> Self {
         let body = match (factory, request.body_mut().take()) {
             (Some(factory), _) => TemplateBody::Factory(factory),
             (None, None) => TemplateBody::Absent,
@@ -82,8 +87,7 @@ impl Template {
             (None, Some(body)) => TemplateBody::Stream(Some(body)),
         };
         Self {
-            request: Some(request),
-            gone_to: None,
+            head: TemplateHead::Here(request),
             body,
         }
     }
@@ -106,7 +110,7 @@ impl Template {
 
     /// What the request is recognised by.
     pub(crate) fn identity(&self) -> Option<Identity> {
-        let request = self.request.as_ref()?;
+        let request = self.head()?;
         Some(Identity {
             method: request.method().clone(),
             url: request.url().clone(),
@@ -115,8 +119,8 @@ impl Template {
     }
 
     pub(crate) fn is(&self, identity: &Identity) -> bool {
-        let head = self.request.as_ref();
-        head.is_some_and(|head| identity.is_to(head.method(), head.url()))
+        self.head()
+            .is_some_and(|head| identity.is_to(head.method(), head.url()))
             && self.body_identity() == identity.body
     }
 
@@ -130,20 +134,26 @@ impl Template {
     }
 
     /// Where the request goes.
-    pub(crate) fn url(&self) -> Option<&Url> {
-        self.request
-            .as_ref()
-            .map(Request::url)
-            .or(self.gone_to.as_ref())
+    pub(crate) fn url(&self) -> &Url {
+        match &self.head {
+            TemplateHead::Here(request) => request.url(),
+            TemplateHead::GoneTo(url) => url,
+        }
     }
 
-    /// The request without its body.
+    /// The request without its body, unless it is gone.
     pub(crate) fn head(&self) -> Option<&Request> {
-        self.request.as_ref()
+        match &self.head {
+            TemplateHead::Here(request) => Some(request),
+            TemplateHead::GoneTo(_) => None,
+        }
     }
 
     pub(crate) fn headers_mut(&mut self) -> Option<&mut HeaderMap> {
-        self.request.as_mut().map(Request::headers_mut)
+        match &mut self.head {
+            TemplateHead::Here(request) => Some(request.headers_mut()),
+            TemplateHead::GoneTo(_) => None,
+        }
     }
 
     pub(crate) fn factory(&self) -> Option<&BodyFactory> {
@@ -178,11 +188,13 @@ impl Template {
         };
         let may_be_sent_again = evidence.is_some() && matches!(self.body, TemplateBody::Bytes(_));
         let mut request = if is_last && !may_be_sent_again {
-            let request = self.request.take()?;
-            self.gone_to = Some(request.url().clone());
-            request
+            let gone = TemplateHead::GoneTo(Box::new(self.url().clone()));
+            match mem::replace(&mut self.head, gone) {
+                TemplateHead::Here(request) => *request,
+                TemplateHead::GoneTo(_) => return None,
+            }
         } else {
-            self.request.as_ref()?.try_clone()?
+            self.head()?.try_clone()?
         };
         if let Some(content_type) = content_type {
             request

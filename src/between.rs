@@ -33,6 +33,15 @@ impl<'t> Admitted<'t> {
         self.limit.and_then(|limit| self.now.checked_add(limit))
     }
 
+    /// It is the one that was waited for, and its token is spent.
+    pub(crate) fn after(self, wait: Wait<'_>) -> Self {
+        wait.token.spend(self.now);
+        Self {
+            waited: self.waited.saturating_add(wait.delay),
+            ..self
+        }
+    }
+
     /// The attempt is over: its permit goes to the next in line.
     pub(crate) fn lands(self) -> Option<Pass<'t>> {
         drop(self.permit);
@@ -68,13 +77,7 @@ pub(crate) struct Wait<'t> {
 }
 
 impl<'t> Wait<'t> {
-    /// The attempt starts, and its token is spent.
-    pub(crate) fn end(self, now: Instant) -> Duration {
-        self.token.spend(now);
-        self.delay
-    }
-
-    /// It does not, and the token goes back.
+    /// The attempt does not start, and the token goes back.
     pub(crate) fn abandon(self) -> Ended<'t> {
         self.ended
     }

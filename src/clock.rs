@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use std::time::{Instant, SystemTime};
 
 use pin_project_lite::pin_project;
-use tokio::time::{Sleep, Timeout, sleep_until, timeout_at};
+use tokio::time::{Sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
 use crate::cancel::Cancel;
@@ -62,14 +62,13 @@ pub(crate) enum Bounded<T> {
 /// `work`, until `until`, or until the caller cancels. Work that is done wins over both.
 pub(crate) fn bounded<F: Future>(work: F, until: Option<Instant>, cancel: &Cancel) -> Race<'_, F> {
     Race {
-        timed: match until {
-            None => Timed::Unlimited { work },
-            Some(until) => Timed::Limited {
-                work: timeout_at(until.into(), work),
-            },
-        },
-        own: cancel.own().map(CancellationToken::cancelled),
-        ambient: cancel.ambient().map(CancellationToken::cancelled),
+        work,
+        alarm: until.map(Alarm::at),
+        own: cancel.own().map(CancellationToken::cancelled).map(Box::pin),
+        ambient: cancel
+            .ambient()
+            .map(CancellationToken::cancelled)
+            .map(Box::pin),
     }
 }
 
@@ -80,50 +79,33 @@ pub(crate) fn wait(until: Option<Instant>, cancel: &Cancel) -> Race<'_, Pending<
 
 pin_project! {
     /// Work, and what may end it early. A type of its own, since an `async fn` would keep the work
-    /// twice.
+    /// twice; small where nothing else is waited for, since every operation has room for one.
     pub(crate) struct Race<'c, F> {
         #[pin]
-        timed: Timed<F>,
-        #[pin]
-        own: Option<WaitForCancellationFuture<'c>>,
-        #[pin]
-        ambient: Option<WaitForCancellationFuture<'c>>,
+        work: F,
+        alarm: Option<Alarm>,
+        own: Option<Cancelled<'c>>,
+        ambient: Option<Cancelled<'c>>,
     }
 }
 
-pin_project! {
-    #[project = TimedProjection]
-    enum Timed<F> {
-        Limited {
-            #[pin]
-            work: Timeout<F>,
-        },
-        Unlimited {
-            #[pin]
-            work: F,
-        },
-    }
-}
+type Cancelled<'c> = Pin<Box<WaitForCancellationFuture<'c>>>;
 
 impl<F: Future> Future for Race<'_, F> {
     type Output = Bounded<F::Output>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let timed = match this.timed.project() {
-            TimedProjection::Limited { work } => work
-                .poll(context)
-                .map(|done| done.map_or(Bounded::TimedOut, Bounded::Done)),
-            TimedProjection::Unlimited { work } => work.poll(context).map(Bounded::Done),
-        };
-        if timed.is_ready() {
-            return timed;
+        if let Poll::Ready(done) = this.work.poll(context) {
+            return Poll::Ready(Bounded::Done(done));
         }
-        for token in [this.own, this.ambient] {
-            if token
-                .as_pin_mut()
-                .is_some_and(|token| token.poll(context).is_ready())
-            {
+        if let Some(alarm) = this.alarm
+            && alarm.poll(context).is_ready()
+        {
+            return Poll::Ready(Bounded::TimedOut);
+        }
+        for token in [this.own, this.ambient].into_iter().flatten() {
+            if token.as_mut().poll(context).is_ready() {
                 return Poll::Ready(Bounded::Cancelled);
             }
         }
@@ -148,10 +130,17 @@ impl Alarm {
     }
 
     /// Ready once the instant has come; otherwise the task is woken then.
+    ///
+    /// Work that has used up the task's share of polls (tokio's cooperative scheduling) keeps a timer
+    /// from being asked, and may do so each time: then the clock is.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        self.sleep
-            .get_or_insert_with(|| Box::pin(sleep_until(self.at.into())))
-            .as_mut()
-            .poll(context)
+        let is_waiting = self.sleep.is_some();
+        let sleep = self
+            .sleep
+            .get_or_insert_with(|| Box::pin(sleep_until(self.at.into())));
+        match sleep.as_mut().poll(context) {
+            Poll::Pending if is_waiting && self.is_past() => Poll::Ready(()),
+            polled => polled,
+        }
     }
 }

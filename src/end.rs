@@ -1,5 +1,6 @@
 //! How an attempt ended, and what that means.
 
+use std::iter;
 use std::time::Instant;
 
 use http::StatusCode;
@@ -7,7 +8,7 @@ use reqwest::{Response, Url};
 use reqwest_middleware::Result;
 
 use crate::classify::{self, Circumstances};
-use crate::clock::{self, Bounded};
+use crate::clock::Bounded;
 use crate::deadline::DeadlineScope;
 use crate::error::{AttemptTimeout, Cause};
 use crate::key::IdempotencyKey;
@@ -63,8 +64,8 @@ impl End {
                 Some(Self::failed(outcome, failure, cause))
             }
             Bounded::Done(Err(error)) => {
-                on.left_host = url.is_some_and(|url| is_of_another_host(&error, url));
-                let is_https = url.is_some_and(|url| url.scheme() == "https");
+                on.left_host = is_of_another_host(&error, url);
+                let is_https = url.scheme() == "https";
                 let (mut outcome, failure) = classify::error(&error, is_https, on);
                 if let Some(status) = error.status() {
                     settings.rules.answer_as_error(&mut outcome, status, on);
@@ -75,7 +76,7 @@ impl End {
                 if !is_to_our_url(&response, url, watch, on.redirected) {
                     on.redirected = Redirected::Changed;
                 }
-                on.left_host = !url.is_some_and(|url| is_same_host(response.url(), url));
+                on.left_host = !is_same_host(response.url(), url);
                 let Settings { rules, clock, .. } = settings;
                 let (status, headers) = (response.status(), response.headers());
                 let mut outcome = rules.answer(status, headers, || clock.wall(), on);
@@ -147,13 +148,13 @@ impl End {
 /// of say more than that.
 fn is_to_our_url(
     response: &Response,
-    url: Option<&Url>,
+    url: &Url,
     watch: Option<&Watch>,
     redirected: Redirected,
 ) -> bool {
     let is_noted = !matches!(redirected, Redirected::No | Redirected::Unknown);
     let moved_to = watch.and_then(Watch::moved_to);
-    let mut ours = [url, moved_to].into_iter().flatten();
+    let mut ours = iter::once(url).chain(moved_to);
     is_noted || ours.any(|url| redirect::is_same_url(response.url(), url))
 }
 
@@ -176,18 +177,12 @@ impl Answer {
     pub(crate) fn hand_on(
         self,
         stop: Option<Stop>,
-        outcome: &Outcome,
         settings: &Settings,
-        terms: &Terms<'_>,
         operation: &Operation,
         progress: &mut Progress,
+        now: Instant,
     ) -> Response {
         let Self { response, is_whole } = self;
-        if let Some(budget) = terms.budget
-            && classify::earns(response.status(), outcome)
-        {
-            budget.earn(clock::now());
-        }
         let deadline = match settings.scope {
             DeadlineScope::Body => operation.call.deadline,
             DeadlineScope::Headers => None,
@@ -203,7 +198,7 @@ impl Answer {
         if let Some(key) = &operation.key {
             extensions.insert(key.clone());
         }
-        if let Some(report) = progress.answered(stop) {
+        if let Some(report) = progress.answered(stop, now) {
             extensions.insert(report);
         }
         response

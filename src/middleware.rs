@@ -4,13 +4,14 @@
 //! What each step means is in the file named after it; whether it may happen is decided in
 //! [`policy`](crate::policy), which this file tells the time.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http::Extensions;
 use http_body_util::BodyExt;
-use reqwest::{Body, ClientBuilder, Response};
+use reqwest::{Body, ClientBuilder, Request, Response};
 use reqwest_middleware::{Error, Middleware, Next, Result};
 use tracing::Instrument;
 
@@ -19,6 +20,7 @@ use crate::between::{Admitted, Again, Ended, Landed, Wait};
 use crate::body_factory::{BodyFactory, FreshBody};
 use crate::builder::RetryMiddlewareBuilder;
 use crate::cancel::Cancel;
+use crate::classify;
 use crate::clock::{self, Bounded, bounded};
 use crate::continuation::Continuation;
 use crate::end::{Answer, End};
@@ -98,106 +100,278 @@ impl RetryMiddleware {
     }
 }
 
-#[async_trait::async_trait]
 impl Middleware for RetryMiddleware {
-    async fn handle(
-        &self,
-        request: reqwest::Request,
-        extensions: &mut Extensions,
-        next: Next<'_>,
-    ) -> Result<Response> {
-        if is_an_attempt_already(&request, extensions) {
-            return next.run(request, extensions).await;
-        }
-        let now = clock::now();
-        let around = Surroundings::here();
-        let (mut progress, template, reads_ahead) = self.begin(request, extensions, now);
-        let template = match reads_ahead {
-            false => template,
-            true => {
-                let span = progress.span();
-                let reading = self.read_ahead(template, &mut progress, extensions, &around, now);
-                Box::pin(reading).instrument(span).await?
+    /// As `async_trait` would write it, but for the box around the request: what a future has once had it
+    /// has room for to its end.
+    fn handle<'s, 'e, 'n, 'f>(
+        &'s self,
+        request: Request,
+        extensions: &'e mut Extensions,
+        next: Next<'n>,
+    ) -> Pin<Box<dyn Future<Output = Result<Response>> + Send + 'f>>
+    where
+        's: 'f,
+        'e: 'f,
+        'n: 'f,
+        Self: 'f,
+    {
+        let request = Box::new(request);
+        Box::pin(async move {
+            if is_an_attempt_already(&request, extensions) {
+                return next.run(*request, extensions).await;
             }
-        };
-        let mut operation = Operation::identify(template, extensions, &self.settings, around, now)
-            .map_err(|error| progress.refused(error))?;
-        let load = self.load(&operation, extensions);
-        progress.identified(&operation, load.clone());
-        operation.stamp(&self.settings);
-        let span = progress.span();
-        let run = self.run(&mut operation, &mut progress, extensions, next, load);
-        let result = match span.is_disabled() {
-            true => run.await,
-            false => Box::pin(run).instrument(span).await,
-        };
-        operation.leave_mark(extensions);
-        result
+            let settings = &*self.settings;
+            let mut now = clock::now();
+            let handle = extensions.get().cloned();
+            let mut progress = Progress::begin(&request, handle, settings, now);
+            let (template, reads_ahead) = template(request, extensions, settings);
+            let template = match reads_ahead {
+                false => template,
+                true => {
+                    let reading = read_ahead(template, &mut progress, extensions, settings, now);
+                    Box::pin(reading).await?
+                }
+            };
+            let around = Surroundings::here();
+            let mut operation = Operation::identify(template, extensions, settings, around, now)
+                .map_err(|error| progress.refused(error))?;
+            if reads_ahead {
+                now = clock::now();
+            }
+            let load = self.load(&operation, extensions);
+            progress.identified(&operation, load.clone());
+            operation.stamp(settings);
+            let mut terms = settings.terms(load.as_deref());
+            terms.is_within_a_probe = terms.breaker.is_some_and(nesting::is_probe_of);
+            let limiter = load.as_ref().and_then(|load| load.limiter.as_ref());
+            let span = progress.span();
+            let mut run = Run {
+                settings,
+                operation: &mut operation,
+                progress: &mut progress,
+                extensions,
+                next,
+                terms,
+                limiter: limiter.filter(|limiter| !nesting::is_held(limiter)),
+            };
+            let result = run.answer(now).instrument(span).await;
+            operation.leave_mark(extensions);
+            result
+        })
     }
 }
 
 impl RetryMiddleware {
+    /// What the operation shares with others.
+    fn load(&self, operation: &Operation, extensions: &Extensions) -> Option<Arc<Load>> {
+        let control = self.settings.load.as_ref()?;
+        Some(control.of(operation.template.head()?, extensions))
+    }
+}
+
+/// The run of an operation through its attempts.
+struct Run<'r> {
+    settings: &'r Settings,
+    operation: &'r mut Operation,
+    progress: &'r mut Progress,
+    extensions: &'r mut Extensions,
+    next: Next<'r>,
+    terms: Terms<'r>,
+    /// Of whose permits each attempt needs one.
+    limiter: Option<&'r Limiter>,
+}
+
+impl<'r> Run<'r> {
     /// The loop.
-    async fn run(
-        &self,
-        operation: &mut Operation,
-        progress: &mut Progress,
-        extensions: &mut Extensions,
-        next: Next<'_>,
-        load: Option<Arc<Load>>,
-    ) -> Result<Response> {
-        let mut terms = self.settings.terms(load.as_deref());
-        terms.is_within_a_probe = terms.breaker.is_some_and(nesting::is_probe_of);
-        let limiter = load.as_ref().and_then(|load| load.limiter.as_ref());
-        let limiter = limiter.filter(|limiter| !nesting::is_held(limiter));
-        let mut waited = None;
+    async fn answer(&mut self, now: Instant) -> Result<Response> {
+        let mut admitted = match self.admit(now).await {
+            Ok(admitted) => admitted,
+            Err(stop) => return Err(self.stop(None, stop)),
+        };
         loop {
-            let admitted = self
-                .admit(operation, progress, &terms, limiter, waited.take())
-                .await?;
-            let attempt = self.attempt(operation, progress, extensions, &next, &terms, &admitted);
-            let end = End::of(attempt.await, &self.settings, operation, progress.watch());
+            let result = self.attempt(&admitted).await;
+            let end = End::of(result, self.settings, self.operation, self.progress.watch());
             let end = match self.settings.buffer_response {
                 None => end,
-                Some(cap) => Box::pin(read_answer(end, cap, operation, progress, &admitted)).await,
+                Some(cap) => Box::pin(self.read_answer(end, cap, &admitted)).await,
             };
-            let again = match self.land(end, admitted, operation, progress, &terms) {
+            let again = match self.land(end, admitted) {
                 Landed::Over(result) => return result,
                 Landed::Again(again) => again,
             };
-            let Again {
-                answer,
-                landed,
-                wait,
-            } = *again;
-            if let Some(answer) = answer {
-                let drained = give_up(answer.response, landed, wait.delay, operation);
-                progress.gives_up(Box::pin(drained).await);
-            }
-            let wake = landed.checked_add(wait.delay);
-            if let Bounded::Cancelled = clock::wait(wake, &operation.cancel).await {
-                drop(wait);
-                return Err(progress.stopped(StopReason::Cancelled));
-            }
-            waited = Some(wait);
+            admitted = Box::pin(self.wait(again)).await?;
         }
     }
 
-    /// An attempt has ended. What follows?
-    fn land<'t>(
-        &self,
+    /// Waits until the coming attempt may start: for a host that wants to be left alone, and for one
+    /// of the permits.
+    async fn admit(&mut self, mut now: Instant) -> std::result::Result<Admitted<'r>, Stop> {
+        let mut waited = Duration::ZERO;
+        let mut permit = None;
+        loop {
+            let draw = || self.settings.clock.draw();
+            let at = Moment {
+                now,
+                cancelled: self.operation.is_cancelled(),
+                draw: &draw,
+            };
+            let (limit, pass) = match self.operation.call.admit(&self.terms, at)? {
+                Admission::Start { limit, pass } => (limit, pass),
+                Admission::Wait(delay) => {
+                    permit = None;
+                    self.progress.waits(delay);
+                    waited = waited.saturating_add(delay);
+                    let wake = now.checked_add(delay);
+                    Box::pin(clock::wait(wake, &self.operation.cancel)).await;
+                    now = clock::now();
+                    continue;
+                }
+            };
+            if permit.is_none() {
+                permit = self.limiter.and_then(Limiter::try_acquire);
+            }
+            match self.limiter.filter(|_| permit.is_none()) {
+                None => {
+                    return Ok(Admitted {
+                        now,
+                        limit,
+                        waited,
+                        pass,
+                        permit,
+                    });
+                }
+                Some(limiter) => {
+                    drop(pass);
+                    let place = limiter.line_up();
+                    let until = self.operation.call.latest_start();
+                    let turn = bounded(place.turn(), until, &self.operation.cancel);
+                    match Box::pin(turn).await {
+                        Bounded::Done(Ok(turn)) => permit = Some(place.take(turn)),
+                        Bounded::Cancelled => return Err(StopReason::Cancelled.into()),
+                        Bounded::TimedOut | Bounded::Done(Err(_)) => {
+                            return Err(StopReason::ConcurrencyLimit.into());
+                        }
+                    }
+                    now = clock::now();
+                }
+            }
+        }
+    }
+
+    /// One attempt, ended by its answer, its failure, its limit or the caller.
+    async fn attempt(&mut self, admitted: &Admitted<'r>) -> Bounded<Result<Response>> {
+        let &Admitted {
+            now, limit, waited, ..
+        } = admitted;
+        let operation = &mut *self.operation;
+        let call = &mut operation.call;
+        let is_tracked = self.settings.send_tracking && call.replay != ReplayClass::Safe;
+        let evidence = is_tracked.then(Arc::<Evidence>::default);
+        let (is_last, time_left) = (call.is_last_attempt(), call.time_left(now));
+        call.start_attempt(&self.terms, now);
+        let attempt = Attempt {
+            number: call.attempts(),
+            max_attempts: call.limits.max_attempts,
+            limit,
+        };
+        operation.mark(self.extensions);
+        self.extensions.insert(attempt);
+        let within = Within::attempt(self.extensions, operation.call.may_be_repeated());
+        let watch = Watch::new(operation.no_hops_yet(), evidence, within);
+        let progress = &mut *self.progress;
+        let watch = progress.attempt_starts(attempt.number, waited, limit, watch, now);
+
+        let until = admitted.until();
+        let fresh = match operation.template.factory() {
+            None => None,
+            Some(factory) => {
+                let making = fresh_body(factory, until, &operation.cancel);
+                match Box::pin(nesting::holding(admitted.holding(), making)).await {
+                    Bounded::Done(Ok(fresh)) => Some(fresh),
+                    Bounded::Done(Err(error)) => return Bounded::Done(Err(error)),
+                    Bounded::TimedOut => return Bounded::TimedOut,
+                    Bounded::Cancelled => return Bounded::Cancelled,
+                }
+            }
+        };
+        operation.stamp_attempt(self.settings, || left_until(until));
+        let template = &mut operation.template;
+        let Some(request) = template.request(is_last, fresh, watch.evidence(), time_left) else {
+            // The core starts no second attempt of a stream.
+            return Bounded::Done(Err(Error::middleware(InvalidInput::new(
+                "body",
+                "has been sent, and cannot be sent again",
+            ))));
+        };
+        let is_tracked = watch.is_tracked();
+        let run = self.next.clone().run(request, self.extensions);
+        let run = watch.over(run, admitted.holding());
+        let answer = match bounded(run, until, &operation.cancel).await {
+            Bounded::Done(Ok(answer)) if is_tracked => answer,
+            result => return result,
+        };
+        let request = match operation.moved(answer, watch, self.settings, until, clock::now()) {
+            Err(answer) => return Bounded::Done(Ok(answer)),
+            Ok(request) => request,
+        };
+        let run = self.next.clone().run(*request, self.extensions);
+        let run = watch.over(run, admitted.holding());
+        bounded(run, until, &operation.cancel).await
+    }
+
+    /// Reads the body of an answer that would be handed on, within the attempt's limit, if that is
+    /// wanted: a body that breaks off then ends the attempt as a failure.
+    async fn read_answer(
+        &mut self,
         end: Option<End>,
-        admitted: Admitted<'t>,
-        operation: &mut Operation,
-        progress: &mut Progress,
-        terms: &Terms<'t>,
-    ) -> Landed<'t> {
+        cap: usize,
+        admitted: &Admitted<'r>,
+    ) -> Option<End> {
+        let mut end = end?;
+        let is_for_the_caller = end.outcome.verdict != Verdict::Retryable;
+        let is_short = |length| length <= cap as u64;
+        let fits = |answer: &mut Answer| answer.response.content_length().is_none_or(is_short);
+        let Some(answer) = end
+            .answer
+            .take_if(|answer| is_for_the_caller && fits(answer))
+        else {
+            return Some(end);
+        };
+        let (head, body) = Head::split(answer.response);
+        let status = head.parts().status;
+        self.progress
+            .attempt_is_answered(status, end.outcome.certainty);
+        let reading = read(body, cap);
+        let reading = bounded(reading, admitted.until(), &self.operation.cancel);
+        let incomplete = match reading.await {
+            Bounded::Cancelled => return None,
+            Bounded::Done(Ok(frames)) => {
+                end.answer = Some(Answer {
+                    is_whole: frames.is_whole(),
+                    response: head.with(Body::wrap(frames)),
+                });
+                return Some(end);
+            }
+            Bounded::Done(Err(error)) => IncompleteBody::new(status, error),
+            Bounded::TimedOut => IncompleteBody::late(status),
+        };
+        self.progress.gives_up(LastAnswer {
+            status,
+            headers: head.parts().headers.clone(),
+            body: None,
+        });
+        end.breaks_off(incomplete);
+        Some(end)
+    }
+
+    /// An attempt has ended. What follows?
+    fn land(&mut self, end: Option<End>, admitted: Admitted<'r>) -> Landed<'r> {
         let landed = clock::now();
         let Some(mut end) = end else {
-            return Landed::Over(Err(progress.cancelled_in_flight(landed)));
+            return Landed::Over(Err(self.progress.cancelled_in_flight(landed)));
         };
         let pass = admitted.lands();
-        end.record(operation, progress, terms, landed);
+        end.record(self.operation, self.progress, &self.terms, landed);
         let End {
             outcome, answer, ..
         } = end;
@@ -209,12 +383,12 @@ impl RetryMiddleware {
         let draw = || self.settings.clock.draw();
         let at = Moment {
             now: landed,
-            cancelled: operation.is_cancelled(),
+            cancelled: self.operation.is_cancelled(),
             draw: &draw,
         };
-        let stop = match operation.call.decide(&outcome, terms, at) {
+        let stop = match self.operation.call.decide(&outcome, &self.terms, at) {
             Decision::Wait { delay, token } => {
-                progress.waits(delay);
+                self.progress.waits(delay);
                 return Landed::Again(Box::new(Again {
                     answer,
                     landed,
@@ -225,101 +399,56 @@ impl RetryMiddleware {
                     },
                 }));
             }
-            Decision::Return(stop) => self.settle(Some(ended), stop, progress, landed),
+            Decision::Return(stop) => self.settle(Some(ended), stop, landed),
         };
         Landed::Over(match answer {
             Some(answer) => {
-                let settings = &self.settings;
-                Ok(answer.hand_on(stop, &outcome, settings, terms, operation, progress))
+                if let Some(budget) = self.terms.budget
+                    && classify::earns(answer.response.status(), &outcome)
+                {
+                    budget.earn(landed);
+                }
+                let (operation, progress) = (&*self.operation, &mut *self.progress);
+                Ok(answer.hand_on(stop, self.settings, operation, progress, landed))
             }
-            None => Err(progress.stopped(stop.unwrap_or(StopReason::NotRetryable.into()))),
+            None => Err(self
+                .progress
+                .stopped(stop.unwrap_or(StopReason::NotRetryable.into()))),
         })
     }
 
-    /// What the operation shares with others.
-    fn load(&self, operation: &Operation, extensions: &Extensions) -> Option<Arc<Load>> {
-        let control = self.settings.load.as_ref()?;
-        Some(control.of(operation.template.head()?, extensions))
+    /// From an attempt that has failed to the start of the next one.
+    async fn wait(&mut self, again: Box<Again<'r>>) -> Result<Admitted<'r>> {
+        let Again {
+            answer,
+            landed,
+            wait,
+        } = *again;
+        if let Some(answer) = answer {
+            let given_up = give_up(answer.response, landed, wait.delay, self.operation).await;
+            self.progress.gives_up(given_up);
+        }
+        let wake = landed.checked_add(wait.delay);
+        if let Bounded::Cancelled = clock::wait(wake, &self.operation.cancel).await {
+            drop(wait);
+            return Err(self.progress.stopped(StopReason::Cancelled));
+        }
+        self.progress.wait_is_over();
+        match self.admit(clock::now()).await {
+            Ok(admitted) => Ok(admitted.after(wait)),
+            Err(stop) => Err(self.stop(Some(wait.abandon()), stop)),
+        }
     }
 
-    /// Waits until the coming attempt may start: for a host that wants to be left alone, and for one
-    /// of the permits.
-    async fn admit<'t>(
-        &self,
-        operation: &mut Operation,
-        progress: &mut Progress,
-        terms: &Terms<'t>,
-        limiter: Option<&'t Limiter>,
-        waited: Option<Wait<'t>>,
-    ) -> Result<Admitted<'t>> {
-        let mut now = clock::now();
-        if waited.is_some() {
-            progress.wait_is_over();
-        }
-        let mut pushed_back = Duration::ZERO;
-        let mut permit = None;
-        let stop = loop {
-            let draw = || self.settings.clock.draw();
-            let at = Moment {
-                now,
-                cancelled: operation.is_cancelled(),
-                draw: &draw,
-            };
-            let (limit, pass) = match operation.call.admit(terms, at) {
-                Err(stop) => break stop,
-                Ok(Admission::Start { limit, pass }) => (limit, pass),
-                Ok(Admission::Wait(delay)) => {
-                    permit = None;
-                    progress.waits(delay);
-                    pushed_back = pushed_back.saturating_add(delay);
-                    let wake = now.checked_add(delay);
-                    Box::pin(clock::wait(wake, &operation.cancel)).await;
-                    now = clock::now();
-                    continue;
-                }
-            };
-            if permit.is_none() {
-                permit = limiter.and_then(Limiter::try_acquire);
-            }
-            match limiter.filter(|_| permit.is_none()) {
-                None => {
-                    let before = waited.map_or(Duration::ZERO, |wait| wait.end(now));
-                    return Ok(Admitted {
-                        now,
-                        limit,
-                        waited: before.saturating_add(pushed_back),
-                        pass,
-                        permit,
-                    });
-                }
-                Some(limiter) => {
-                    drop(pass);
-                    let place = limiter.line_up();
-                    let until = operation.call.latest_start();
-                    match Box::pin(bounded(place.turn(), until, &operation.cancel)).await {
-                        Bounded::Done(Ok(turn)) => permit = Some(place.take(turn)),
-                        Bounded::Cancelled => break StopReason::Cancelled.into(),
-                        Bounded::TimedOut | Bounded::Done(Err(_)) => {
-                            break StopReason::ConcurrencyLimit.into();
-                        }
-                    }
-                    now = clock::now();
-                }
-            }
-        };
-        let settled = self.settle(waited.map(Wait::abandon), Some(stop), progress, now);
-        Err(progress.stopped(settled.unwrap_or(stop)))
+    /// No attempt may start any more.
+    fn stop(&mut self, ended: Option<Ended<'r>>, stop: Stop) -> Error {
+        let settled = self.settle(ended, Some(stop), clock::now());
+        self.progress.stopped(settled.unwrap_or(stop))
     }
 
     /// The operation has ended: its breaker is told how, unless it was the caller who ended it. A breaker
     /// that it opens by that is the one that the caller has to wait for.
-    fn settle(
-        &self,
-        ended: Option<Ended<'_>>,
-        stop: Option<Stop>,
-        progress: &Progress,
-        now: Instant,
-    ) -> Option<Stop> {
+    fn settle(&self, ended: Option<Ended<'_>>, stop: Option<Stop>, now: Instant) -> Option<Stop> {
         let is_cancelled = stop.is_some_and(|stop| stop.reason == StopReason::Cancelled);
         let Some(Ended { pass, health }) = ended.filter(|_| !is_cancelled) else {
             return stop;
@@ -328,7 +457,7 @@ impl RetryMiddleware {
         let Some(turned) = pass.and_then(|pass| pass.settle(health, now, draw)) else {
             return stop;
         };
-        progress.turned(turned);
+        self.progress.turned(turned);
         match (stop, turned) {
             (Some(stop), Turned::Open(wait)) if stop.reason == StopReason::BreakerOpen => {
                 let after = stop.after.or(Some(wait));
@@ -337,155 +466,59 @@ impl RetryMiddleware {
             _ => stop,
         }
     }
-
-    /// What can be had without waiting; last, whether the body is a stream that is wanted, and of use,
-    /// before the first attempt.
-    fn begin(
-        &self,
-        request: reqwest::Request,
-        extensions: &Extensions,
-        now: Instant,
-    ) -> (Progress, Template, bool) {
-        let handle = extensions.get().cloned();
-        let progress = Progress::begin(&request, handle, &self.settings, now);
-        let template = Template::take(request, extensions.get().cloned());
-        let may_repeat = || {
-            let limits = operation::limits(extensions, &self.settings);
-            limits.is_ok_and(|limits| limits.max_attempts > 1)
-        };
-        let reads_ahead =
-            self.settings.buffer_request.is_some() && !template.is_replayable() && may_repeat();
-        (progress, template, reads_ahead)
-    }
-
-    /// Reads a streamed request body.
-    async fn read_ahead(
-        &self,
-        mut template: Template,
-        progress: &mut Progress,
-        extensions: &Extensions,
-        around: &Surroundings,
-        now: Instant,
-    ) -> Result<Template> {
-        let cap = self.settings.buffer_request.unwrap_or_default();
-        let Some(stream) = template.take_stream() else {
-            return Ok(template);
-        };
-        let until = operation::deadline(extensions, &self.settings, around, now);
-        let cancel = Cancel::of(extensions, around);
-        match bounded(read(stream, cap), until, &cancel).await {
-            Bounded::Done(Ok(frames)) => {
-                template.put_back(frames);
-                Ok(template)
-            }
-            Bounded::Done(Err(error)) => Err(progress.unreadable(error)),
-            Bounded::TimedOut => Err(progress.stopped(StopReason::DeadlineTooClose)),
-            Bounded::Cancelled => Err(progress.stopped(StopReason::Cancelled)),
-        }
-    }
-
-    /// One attempt, ended by its answer, its failure, its limit or the caller.
-    async fn attempt(
-        &self,
-        operation: &mut Operation,
-        progress: &mut Progress,
-        extensions: &mut Extensions,
-        next: &Next<'_>,
-        terms: &Terms<'_>,
-        admitted: &Admitted<'_>,
-    ) -> Bounded<Result<Response>> {
-        let &Admitted {
-            now, limit, waited, ..
-        } = admitted;
-        let holding = admitted.holding();
-        let call = &mut operation.call;
-        let is_tracked = self.settings.send_tracking && call.replay != ReplayClass::Safe;
-        let evidence = is_tracked.then(Arc::<Evidence>::default);
-        let (is_last, time_left) = (call.is_last_attempt(), call.time_left(now));
-        call.start_attempt(terms, now);
-        let attempt = Attempt {
-            number: call.attempts(),
-            max_attempts: call.limits.max_attempts,
-            limit,
-        };
-        operation.mark(extensions);
-        extensions.insert(attempt);
-        let may_be_repeated = operation.call.may_be_repeated();
-        let within = Within::attempt(extensions, may_be_repeated);
-        let watch = Watch::new(operation.no_hops_yet(), evidence.clone(), within);
-        let watch = progress.attempt_starts(attempt.number, waited, limit, watch, now);
-
-        let until = admitted.until();
-        let fresh = match operation.template.factory() {
-            None => Bounded::Done(Ok(None)),
-            Some(factory) => {
-                let making = fresh_body(factory, until, &operation.cancel);
-                Box::pin(nesting::holding(holding, making)).await
-            }
-        };
-        let fresh = match fresh {
-            Bounded::Done(Ok(fresh)) => fresh,
-            Bounded::Done(Err(error)) => return Bounded::Done(Err(error)),
-            Bounded::TimedOut => return Bounded::TimedOut,
-            Bounded::Cancelled => return Bounded::Cancelled,
-        };
-        operation.stamp_attempt(&self.settings, left_until(until));
-        let template = &mut operation.template;
-        let Some(request) = template.request(is_last, fresh, evidence.as_ref(), time_left) else {
-            // The core starts no second attempt of a stream.
-            return Bounded::Done(Err(Error::middleware(InvalidInput::new(
-                "body",
-                "has been sent, and cannot be sent again",
-            ))));
-        };
-        let run = watch.over(next.clone().run(request, extensions), holding);
-        match bounded(run, until, &operation.cancel).await {
-            Bounded::Done(Ok(answer)) if watch.is_tracked() => {
-                let follow = self.follow(answer, watch, operation, extensions, next, admitted);
-                Box::pin(follow).await
-            }
-            result => result,
-        }
-    }
-
-    /// reqwest cannot repeat a tracked body, so it hands us a redirect that needs one. The same
-    /// attempt is then sent once more in a plain body, and reqwest follows.
-    async fn follow(
-        &self,
-        answer: Response,
-        watch: &mut Watch,
-        operation: &mut Operation,
-        extensions: &mut Extensions,
-        next: &Next<'_>,
-        admitted: &Admitted<'_>,
-    ) -> Bounded<Result<Response>> {
-        let now = clock::now();
-        let until = admitted.until();
-        let holding = admitted.holding();
-        let left = left_until(until);
-        let target = operation.redirect_target(&answer, watch, &self.settings, left);
-        let Some(target) = target else {
-            return Bounded::Done(Ok(answer));
-        };
-        let time_left = operation.call.time_left(now);
-        operation.stamp_attempt(&self.settings, left);
-        let Some(request) = operation.template.request(false, None, None, time_left) else {
-            return Bounded::Done(Ok(answer));
-        };
-        drop(answer);
-        watch.note_moved(target);
-        let run = watch.over(next.clone().run(request, extensions), holding);
-        bounded(run, until, &operation.cancel).await
-    }
 }
 
 /// Whether a layer of this crate around has this very request in an attempt: the one that asks is then a
 /// second one on the same stack, and lets it pass. The map alone does not say so, since a layer in
 /// between may have given it to a request of its own.
-fn is_an_attempt_already(request: &reqwest::Request, extensions: &Extensions) -> bool {
+fn is_an_attempt_already(request: &Request, extensions: &Extensions) -> bool {
     match Continuation::in_map(extensions).filter(|around| around.is_running()) {
         Some(around) => around.request.is_to(request.method(), request.url()),
         None => nesting::is_map_of_an_attempt(extensions) && request.method().is_safe(),
+    }
+}
+
+/// What attempts are to be copies of, and whether its body is a stream that is wanted, and of use, before
+/// the first of them.
+fn template(
+    request: Box<Request>,
+    extensions: &Extensions,
+    settings: &Settings,
+) -> (Template, bool) {
+    let template = Template::take(request, extensions.get().cloned());
+    let may_repeat = || {
+        let limits = operation::limits(extensions, settings);
+        limits.is_ok_and(|limits| limits.max_attempts > 1)
+    };
+    let reads_ahead =
+        settings.buffer_request.is_some() && !template.is_replayable() && may_repeat();
+    (template, reads_ahead)
+}
+
+/// Reads a streamed request body.
+async fn read_ahead(
+    mut template: Template,
+    progress: &mut Progress,
+    extensions: &Extensions,
+    settings: &Settings,
+    now: Instant,
+) -> Result<Template> {
+    let cap = settings.buffer_request.unwrap_or_default();
+    let Some(stream) = template.take_stream() else {
+        return Ok(template);
+    };
+    let around = Surroundings::here();
+    let until = operation::deadline(extensions, settings, &around, now);
+    let cancel = Cancel::of(extensions, &around);
+    let reading = bounded(read(stream, cap), until, &cancel);
+    match reading.instrument(progress.span()).await {
+        Bounded::Done(Ok(frames)) => {
+            template.put_back(frames);
+            Ok(template)
+        }
+        Bounded::Done(Err(error)) => Err(progress.unreadable(error)),
+        Bounded::TimedOut => Err(progress.stopped(StopReason::DeadlineTooClose)),
+        Bounded::Cancelled => Err(progress.stopped(StopReason::Cancelled)),
     }
 }
 
@@ -499,58 +532,13 @@ async fn fresh_body(
     factory: &BodyFactory,
     until: Option<Instant>,
     cancel: &Cancel,
-) -> Bounded<Result<Option<FreshBody>>> {
+) -> Bounded<Result<FreshBody>> {
     match bounded(factory.make(), until, cancel).await {
-        Bounded::Done(Ok(body)) => Bounded::Done(Ok(Some(body))),
+        Bounded::Done(Ok(body)) => Bounded::Done(Ok(body)),
         Bounded::Done(Err(error)) => Bounded::Done(Err(Error::middleware(BodyNotMade(error)))),
         Bounded::TimedOut => Bounded::TimedOut,
         Bounded::Cancelled => Bounded::Cancelled,
     }
-}
-
-/// Reads the body of an answer that would be handed on, within the attempt's limit, if that is
-/// wanted: a body that breaks off then ends the attempt as a failure.
-async fn read_answer(
-    end: Option<End>,
-    cap: usize,
-    operation: &Operation,
-    progress: &mut Progress,
-    admitted: &Admitted<'_>,
-) -> Option<End> {
-    let mut end = end?;
-    let is_for_the_caller = end.outcome.verdict != Verdict::Retryable;
-    let is_short = |length| length <= cap as u64;
-    let fits = |answer: &mut Answer| answer.response.content_length().is_none_or(is_short);
-    let Some(answer) = end
-        .answer
-        .take_if(|answer| is_for_the_caller && fits(answer))
-    else {
-        return Some(end);
-    };
-    let (head, body) = Head::split(answer.response);
-    let status = head.parts().status;
-    progress.attempt_is_answered(status, end.outcome.certainty);
-    let reading = read(body, cap);
-    let reading = bounded(reading, admitted.until(), &operation.cancel);
-    let incomplete = match reading.await {
-        Bounded::Cancelled => return None,
-        Bounded::Done(Ok(frames)) => {
-            end.answer = Some(Answer {
-                is_whole: frames.is_whole(),
-                response: head.with(Body::wrap(frames)),
-            });
-            return Some(end);
-        }
-        Bounded::Done(Err(error)) => IncompleteBody::new(status, error),
-        Bounded::TimedOut => IncompleteBody::late(status),
-    };
-    progress.gives_up(LastAnswer {
-        status,
-        headers: head.parts().headers.clone(),
-        body: None,
-    });
-    end.breaks_off(incomplete);
-    Some(end)
 }
 
 /// The most of a failed answer that is read to keep its connection.

@@ -7,8 +7,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
+use std::num::NonZeroUsize;
 use std::pin::pin;
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::Extensions;
@@ -71,77 +72,96 @@ impl Within {
         self.is_left
     }
 
-    /// Polls or drops the attempt.
-    pub(crate) fn during<T>(&mut self, work: impl FnOnce() -> T) -> T {
+    /// The attempt is polled, or dropped.
+    pub(crate) fn enter(&mut self) -> Entered<'_> {
         let outer = POLLED.get();
         let may_be_repeated = outer.is_some_and(|outer| outer.may_be_repeated);
         POLLED.set(Some(Self {
             may_be_repeated: self.may_be_repeated || may_be_repeated,
             ..*self
         }));
-        let _outer = PutBack(outer);
-        let result = work();
-        if let Some(noted) = POLLED.get() {
-            self.is_spent = noted.is_spent;
-            self.may_be_doubled = noted.may_be_doubled;
-            self.is_left = noted.is_left;
+        Entered {
+            within: self,
+            outer,
         }
-        result
     }
 }
 
-/// Polls an attempt that holds these permits.
-pub(crate) fn while_holding<T>(holding: Holding, poll: impl FnOnce() -> T) -> T {
-    if holding == Holding::default() {
-        return poll();
+/// While it is there, what runs on this thread runs within an attempt.
+pub(crate) struct Entered<'w> {
+    within: &'w mut Within,
+    outer: Option<Within>,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        if let Some(noted) = POLLED.replace(self.outer) {
+            self.within.is_spent = noted.is_spent;
+            self.within.may_be_doubled = noted.may_be_doubled;
+            self.within.is_left = noted.is_left;
+        }
     }
-    HELD.with_borrow_mut(|held| held.push(holding));
-    let _released = Released;
-    poll()
 }
 
 /// What an attempt has permits of, by address.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Holding {
-    limiter: Option<usize>,
-    breaker: Option<usize>,
+    limiter: Option<NonZeroUsize>,
+    breaker: Option<NonZeroUsize>,
 }
 
 impl Holding {
     pub(crate) fn of(limiter: Option<&Limiter>, breaker: Option<&CircuitBreaker>) -> Self {
         Self {
-            limiter: limiter.map(|limiter| ptr::from_ref(limiter).addr()),
-            breaker: breaker.map(|breaker| ptr::from_ref(breaker).addr()),
+            limiter: limiter.map(address),
+            breaker: breaker.map(address),
         }
+    }
+
+    /// The attempt is polled.
+    pub(crate) fn enter(self) -> Option<Held> {
+        if self == Self::default() {
+            return None;
+        }
+        HELD.with_borrow_mut(|held| held.push(self));
+        Some(Held)
+    }
+}
+
+/// While it is there, what runs on this thread runs within an attempt that holds permits.
+pub(crate) struct Held;
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        HELD.with_borrow_mut(Vec::pop);
     }
 }
 
 /// Runs what an attempt does before its run.
 pub(crate) async fn holding<F: Future>(holding: Holding, work: F) -> F::Output {
     let mut work = pin!(work);
-    poll_fn(|task| while_holding(holding, || work.as_mut().poll(task))).await
+    poll_fn(|task| {
+        let _held = holding.enter();
+        work.as_mut().poll(task)
+    })
+    .await
 }
 
 /// Whether an attempt around is this half-open breaker's probe: what is made within it is part of it.
 pub(crate) fn is_probe_of(breaker: &CircuitBreaker) -> bool {
-    let breaker = Some(ptr::from_ref(breaker).addr());
+    let breaker = Some(address(breaker));
     HELD.with_borrow(|held| held.iter().any(|held| held.breaker == breaker))
 }
 
 /// Whether an attempt around holds a permit of this limiter: to wait for another one could be to wait
 /// for itself.
 pub(crate) fn is_held(limiter: &Limiter) -> bool {
-    let limiter = Some(ptr::from_ref(limiter).addr());
+    let limiter = Some(address(limiter));
     HELD.with_borrow(|held| held.iter().any(|held| held.limiter == limiter))
 }
 
-/// Takes the limiter off again, also when the poll panics.
-struct Released;
-
-impl Drop for Released {
-    fn drop(&mut self) {
-        HELD.with_borrow_mut(Vec::pop);
-    }
+fn address<T>(of: &T) -> NonZeroUsize {
+    NonNull::from(of).addr()
 }
 
 /// Whether this map is the one of an attempt around.
@@ -182,14 +202,5 @@ pub(crate) fn note_left(around: Option<u64>) {
 fn note(around: Option<u64>, change: impl FnOnce(Within) -> Within) {
     if let Some(within) = POLLED.get().filter(|within| Some(within.number) == around) {
         POLLED.set(Some(change(within)));
-    }
-}
-
-/// Puts the outer attempt back, also when the poll panics.
-struct PutBack(Option<Within>);
-
-impl Drop for PutBack {
-    fn drop(&mut self) {
-        POLLED.set(self.0);
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method};
 
-use reqwest::{Response, Url};
+use reqwest::{Request, Response, Url};
 
 use crate::attempt::{Template, wants_the_body_at};
 
@@ -180,22 +180,51 @@ impl Operation {
         Hops::none_yet(is_confined, self.is_post)
     }
 
-    /// Where an attempt that was answered so is to be sent once more: a redirect that reqwest would
-    /// have followed with the body, while there is time for it.
-    pub(crate) fn redirect_target(
+    /// reqwest cannot repeat a tracked body, so it hands us a redirect that needs one. The same attempt
+    /// is then to be sent once more in a plain body, which reqwest follows with: this is the request.
+    ///
+    /// # Errors
+    ///
+    /// The answer is none that is to be followed so, or there is no time for it.
+    #[expect(clippy::result_large_err, reason = "the answer goes on as it came")]
+    pub(crate) fn moved(
+        &mut self,
+        answer: Response,
+        watch: &mut Watch,
+        settings: &Settings,
+        until: Option<Instant>,
+        now: Instant,
+    ) -> Result<Box<Request>, Response> {
+        let left = until.map(|until| until.saturating_duration_since(now));
+        let is_in_time = left.is_none_or(|left| left >= self.call.limits.least_attempt());
+        let target = self
+            .redirect_target(&answer, watch, settings)
+            .filter(|_| is_in_time && !self.is_cancelled());
+        let Some(target) = target else {
+            return Err(answer);
+        };
+        let time_left = self.call.time_left(now);
+        self.stamp_attempt(settings, || left);
+        let Some(request) = self.template.request(false, None, None, time_left) else {
+            return Err(answer);
+        };
+        watch.note_moved(target);
+        Ok(Box::new(request))
+    }
+
+    /// Where reqwest would have followed this answer to, with the body.
+    fn redirect_target(
         &self,
         answer: &Response,
         watch: &Watch,
         settings: &Settings,
-        left: Option<Duration>,
     ) -> Option<Url> {
         let is_unsafe = self.call.replay == ReplayClass::Unsafe;
         let identity = &self.continuation.as_ref()?.request;
         let target = wants_the_body_at(answer, identity, is_unsafe)?;
         let is_confined = settings.client_is_prepared && watch.hops().is_confined();
         let stays = !is_confined || target.origin() == identity.url.origin();
-        let is_in_time = left.is_none_or(|left| left >= self.call.limits.least_attempt());
-        (stays && is_in_time && !self.is_cancelled()).then_some(target)
+        stays.then_some(target)
     }
 
     /// Puts into the request that all attempts are copies of what is the same for all of them.
@@ -214,7 +243,11 @@ impl Operation {
     }
 
     /// Puts into the request what is of the coming attempt: its number, and how long it may take.
-    pub(crate) fn stamp_attempt(&mut self, settings: &Settings, left: Option<Duration>) {
+    pub(crate) fn stamp_attempt(
+        &mut self,
+        settings: &Settings,
+        left: impl Fn() -> Option<Duration>,
+    ) {
         let number = self.call.attempts();
         let most = self.call.limits.max_attempts;
         let Some(headers) = self.template.headers_mut() else {
@@ -226,7 +259,9 @@ impl Operation {
         if let Some(name) = &settings.max_attempts_header {
             headers.insert(name, HeaderValue::from(most));
         }
-        if let (Some(header), Some(left)) = (&settings.timeout_header, left) {
+        if let Some(header) = &settings.timeout_header
+            && let Some(left) = left()
+        {
             headers.insert(header.name(), header.write(left));
         }
     }

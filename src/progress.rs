@@ -35,7 +35,7 @@ pub(crate) struct Progress {
     /// The attempt in the air, if any.
     flight: Option<Flight>,
     /// What the last failed attempt failed with.
-    cause: Option<Cause>,
+    cause: Option<Box<Cause>>,
     /// The last answer that was given up for a retry.
     last_answer: Option<Box<LastAnswer>>,
     client_is_prepared: bool,
@@ -46,8 +46,6 @@ pub(crate) struct Progress {
 
 #[derive(Debug)]
 struct Flight {
-    record: AttemptRecord,
-    started: Instant,
     watch: Watch,
     /// Its answer's status and what that proves, while the body is being read.
     head: Option<(StatusCode, Certainty)>,
@@ -116,7 +114,7 @@ impl Progress {
         watch: Watch,
         now: Instant,
     ) -> &mut Watch {
-        let record = AttemptRecord {
+        self.account.attempts.push(AttemptRecord {
             number,
             waited,
             started_at: now.saturating_duration_since(self.started),
@@ -125,14 +123,9 @@ impl Progress {
             status: None,
             failure: None,
             certainty: Certainty::Unknown,
-        };
+        });
         self.cause = None;
-        let flight = Flight {
-            record,
-            started: now,
-            watch,
-            head: None,
-        };
+        let flight = Flight { watch, head: None };
         &mut self.flight.insert(flight).watch
     }
 
@@ -162,7 +155,7 @@ impl Progress {
         self.account.may_be_doubled_below = outcome.may_be_doubled_below;
         self.account.certainty = certainty;
         let failure = failure.map(|(failure, cause)| {
-            self.cause = Some(cause);
+            self.cause = Some(Box::new(cause));
             failure
         });
         self.land(status, failure, outcome.certainty, now);
@@ -175,20 +168,19 @@ impl Progress {
         certainty: Certainty,
         now: Instant,
     ) {
-        let Some(flight) = self.flight.take() else {
+        let account = &mut self.account;
+        let (Some(flight), Some(record)) = (self.flight.take(), account.attempts.last_mut()) else {
             return;
         };
-        self.account.is_spent_below |= flight.watch.is_spent_below();
-        self.account.may_be_doubled_below |= flight.watch.may_be_doubled_below();
-        let record = AttemptRecord {
-            took: now.saturating_duration_since(flight.started),
-            status,
-            failure,
-            certainty,
-            ..flight.record
-        };
-        self.listeners.attempt_ended(&self.account, &record);
-        self.account.attempts.push(record);
+        account.is_spent_below |= flight.watch.is_spent_below();
+        account.may_be_doubled_below |= flight.watch.may_be_doubled_below();
+        record.took = now
+            .saturating_duration_since(self.started)
+            .saturating_sub(record.started_at);
+        record.status = status;
+        record.failure = failure;
+        record.certainty = certainty;
+        self.listeners.attempt_ended(&self.account);
     }
 
     pub(crate) fn waits(&self, delay: Duration) {
@@ -219,24 +211,24 @@ impl Progress {
 
     /// The operation ends with an answer. The report is for its extensions; there is none after a
     /// first answer that needed no retry.
-    pub(crate) fn answered(&mut self, stop: Option<Stop>) -> Option<RetryReport> {
+    pub(crate) fn answered(&mut self, stop: Option<Stop>, now: Instant) -> Option<RetryReport> {
         stop.into_iter().for_each(|stop| self.stops(stop));
         let is_plain = stop.is_none() && self.account.attempts.len() == 1;
         if is_plain && self.handle.is_none() {
-            self.close();
+            self.close(now);
             return None;
         }
-        Some(self.end()).filter(|_| !is_plain)
+        Some(self.end(now)).filter(|_| !is_plain)
     }
 
     /// The operation ends without one.
     pub(crate) fn stopped(&mut self, stop: impl Into<Stop>) -> Error {
         self.stops(stop.into());
-        let report = self.end();
+        let report = self.end(clock::now());
         Error::middleware(RetryError::new(
             report,
             self.last_answer.take().map(|answer| *answer),
-            self.cause.take(),
+            self.cause.take().map(|cause| *cause),
         ))
     }
 
@@ -247,13 +239,13 @@ impl Progress {
 
     /// Nothing was sent, since the input could not be used.
     pub(crate) fn refused(&mut self, error: InvalidInput) -> Error {
-        self.cause = Some(Cause::Invalid(error));
+        self.cause = Some(Box::new(Cause::Invalid(error)));
         self.stopped(StopReason::InvalidInput)
     }
 
     /// Nothing was sent, since the request's body could not be read.
     pub(crate) fn unreadable(&mut self, error: reqwest::Error) -> Error {
-        self.cause = Some(Cause::Transport(error.without_url()));
+        self.cause = Some(Box::new(Cause::Transport(error.without_url())));
         self.stopped(StopReason::NotRetryable)
     }
 
@@ -274,8 +266,8 @@ impl Progress {
         self.land(status, Some(Failure::Cancelled), certainty, now);
     }
 
-    fn end(&mut self) -> RetryReport {
-        self.close();
+    fn end(&mut self, now: Instant) -> RetryReport {
+        self.close(now);
         let report = RetryReport::from(self.account.clone());
         if let Some(handle) = &self.handle {
             handle.finish(report.clone());
@@ -310,9 +302,9 @@ impl Progress {
             && last.is_some_and(|status| wants.contains(&status))
     }
 
-    fn close(&mut self) {
+    fn close(&mut self, now: Instant) {
         self.has_ended = true;
-        self.account.elapsed = clock::now().saturating_duration_since(self.started);
+        self.account.elapsed = now.saturating_duration_since(self.started);
         if let Some(continuation) = &self.continuation {
             continuation.state.end(self.left_open());
         }
@@ -328,9 +320,10 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.abandon_flight(clock::now());
+            let now = clock::now();
+            self.abandon_flight(now);
             self.account.stop = Some(StopReason::Cancelled);
-            self.end();
+            self.end(now);
         }
     }
 }

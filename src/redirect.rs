@@ -65,6 +65,12 @@ impl Hops {
         }
     }
 
+    /// The attempt is polled.
+    pub(crate) fn follow_on(&mut self) -> Followed<'_> {
+        let outer = POLLED.replace(Some(*self));
+        Followed { hops: self, outer }
+    }
+
     pub(crate) fn is_confined(&self) -> bool {
         self.confined
     }
@@ -112,21 +118,15 @@ fn leaves_origin(hop: &redirect::Attempt<'_>) -> bool {
         .is_none_or(|from| from.origin() != hop.url().origin())
 }
 
-/// Polls an attempt so that the policy above can tell it of the hops it follows.
-pub(crate) fn while_polling<T>(hops: &mut Hops, poll: impl FnOnce() -> T) -> T {
-    let outer = Outer(POLLED.replace(Some(*hops)));
-    let result = poll();
-    *hops = POLLED.get().unwrap_or(*hops);
-    drop(outer);
-    result
+/// While it is there, the policy above tells an attempt of the hops that are followed.
+pub(crate) struct Followed<'h> {
+    hops: &'h mut Hops,
+    outer: Option<Hops>,
 }
 
-/// Puts the outer attempt back, also when the poll panics.
-struct Outer(Option<Hops>);
-
-impl Drop for Outer {
+impl Drop for Followed<'_> {
     fn drop(&mut self) {
-        POLLED.set(self.0);
+        *self.hops = POLLED.replace(self.outer).unwrap_or(*self.hops);
     }
 }
 

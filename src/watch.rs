@@ -8,8 +8,8 @@ use std::task::{Context, Poll};
 use reqwest::{Response, Url};
 use reqwest_middleware::Result;
 
-use crate::nesting::{self, Holding, Within};
-use crate::redirect::{self, Hops};
+use crate::nesting::{Holding, Within};
+use crate::redirect::Hops;
 use crate::tracking::Evidence;
 
 /// What `Next::run` returns.
@@ -23,7 +23,7 @@ pub(crate) struct Watch {
     evidence: Option<Arc<Evidence>>,
     body_discarded: bool,
     /// Where the request was sent once more, after a redirect that needed its body.
-    moved_to: Option<Url>,
+    moved_to: Option<Box<Url>>,
     /// The run has had to wait, as all that is sent must.
     has_waited: bool,
     within: Within,
@@ -65,7 +65,7 @@ impl Watch {
     /// The request has been answered with a redirect to this place, and is sent once more so that
     /// it is followed.
     pub(crate) fn note_moved(&mut self, to: Url) {
-        self.moved_to = Some(to);
+        self.moved_to = Some(Box::new(to));
     }
 
     pub(crate) fn hops(&self) -> &Hops {
@@ -89,7 +89,12 @@ impl Watch {
     }
 
     pub(crate) fn moved_to(&self) -> Option<&Url> {
-        self.moved_to.as_ref()
+        self.moved_to.as_deref()
+    }
+
+    /// What the run's body is to note.
+    pub(crate) fn evidence(&self) -> Option<&Arc<Evidence>> {
+        self.evidence.as_ref()
     }
 
     pub(crate) fn is_tracked(&self) -> bool {
@@ -148,8 +153,12 @@ impl Future for Watched<'_> {
             return Poll::Pending;
         };
         let Watch { within, hops, .. } = &mut **watch;
-        let poll = || redirect::while_polling(hops, || run.as_mut().poll(context));
-        let result = within.during(|| nesting::while_holding(*holding, poll));
+        let result = {
+            let _within = within.enter();
+            let _held = holding.enter();
+            let _followed = hops.follow_on();
+            run.as_mut().poll(context)
+        };
         *ended = result.is_ready();
         watch.has_waited |= result.is_pending();
         result
@@ -163,6 +172,7 @@ impl Drop for Watched<'_> {
             self.watch.note_discarded_body();
         }
         let run = self.run.take();
-        self.watch.within.during(|| drop(run));
+        let _within = self.watch.within.enter();
+        drop(run);
     }
 }

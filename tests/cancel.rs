@@ -10,13 +10,14 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::StatusCode;
+use http::{Extensions, StatusCode};
+use reqwest::{Request, Response};
 use reqwest_idempotent_retry::{
     CancellationToken, Certainty, Failure, ReportHandle, RetryBudget, RetryErrorExt, RetryReport,
     StopReason,
 };
-use reqwest_middleware::RequestBuilder;
-use support::{Server, Step, URL, key, ms, plain_builder, secs};
+use reqwest_middleware::{ClientBuilder, Middleware, Next, RequestBuilder};
+use support::{Server, Step, URL, key, ms, plain_builder, plain_http, secs};
 
 /// A place where the operation waits, and what is true when it ends there.
 struct Place {
@@ -274,4 +275,53 @@ async fn ten_thousand_drops_during_waits_leave_the_balance_as_it_was() {
         assert_eq!(budget.balance(), before);
         assert_eq!(server.sends(), 10_000);
     }
+}
+
+/// A layer that always has something to do, and gives way only where tokio makes it.
+struct Restless;
+
+#[async_trait::async_trait]
+impl Middleware for Restless {
+    async fn handle(
+        &self,
+        _: Request,
+        _: &mut Extensions,
+        _: Next<'_>,
+    ) -> reqwest_middleware::Result<Response> {
+        loop {
+            tokio::task::consume_budget().await;
+        }
+    }
+}
+
+/// Such work uses up the task's share of polls each time, and a timer that is asked after it would never
+/// say that it is late.
+#[tokio::test]
+async fn work_that_never_rests_is_cut_at_its_limit_and_at_the_callers_word() {
+    let limited = plain_builder().attempt_timeout(ms(50)).max_attempts(1);
+    let client = ClientBuilder::new(plain_http())
+        .with(limited.build().expect("valid settings"))
+        .with(Restless)
+        .build();
+    let late = tokio::time::timeout(secs(10), client.get(URL).send()).await;
+    let error = late.expect("cut").expect_err("no answer");
+    let error = error.retry_error().expect("ours");
+    assert!(error.is_timeout(), "{error}");
+
+    let token = CancellationToken::new();
+    let unlimited = plain_builder().max_attempts(1);
+    let client = ClientBuilder::new(plain_http())
+        .with(unlimited.build().expect("valid settings"))
+        .with(Restless)
+        .build();
+    let waiting = client.get(URL).with_extension(token.clone()).send();
+    let caller = async {
+        tokio::task::yield_now().await;
+        token.cancel();
+    };
+    let both = async { tokio::join!(waiting, caller).0 };
+    let cancelled = tokio::time::timeout(secs(10), both).await;
+    let error = cancelled.expect("cut").expect_err("no answer");
+    let stop = error.retry_error().map(|error| error.report().stop());
+    assert_eq!(stop, Some(Some(StopReason::Cancelled)));
 }

@@ -137,9 +137,12 @@ impl Meters {
     }
 
     /// `account` has the attempts before this one.
-    pub(super) fn attempt(&self, account: &Account, record: &AttemptRecord) {
+    pub(super) fn attempt(&self, account: &Account) {
+        let Some((record, earlier)) = account.attempts.split_last() else {
+            return;
+        };
         counter!(ATTEMPTS, "client" => self.client(), "class" => class(record)).increment(1);
-        match account.attempts.last() {
+        match earlier.last() {
             None => {
                 let method = method_label(&account.method);
                 counter!(FIRST_SENDS, "client" => self.client(), "method" => method).increment(1);

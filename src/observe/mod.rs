@@ -99,13 +99,17 @@ impl Listeners {
         self.span.clone()
     }
 
-    pub(crate) fn attempt_ended(&self, account: &Account, record: &AttemptRecord) {
+    /// The last attempt of the account has.
+    pub(crate) fn attempt_ended(&self, account: &Account) {
+        let Some(record) = account.attempts.last() else {
+            return;
+        };
         self.span.in_scope(|| events::attempt(account, record));
         if let Some(observer) = &self.observer {
             observer.attempt_ended(&account.method, &account.host, record);
         }
         #[cfg(feature = "metrics")]
-        self.meters.attempt(account, record);
+        self.meters.attempt(account);
     }
 
     pub(crate) fn waiting(&self, account: &Account, delay: Duration) {
