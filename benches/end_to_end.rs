@@ -11,6 +11,7 @@
     reason = "a benchmark reads the time, which the crate is told"
 )]
 
+mod floor;
 mod loopback;
 
 use std::fmt;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cpu_time::ThreadTime;
+use floor::Floor;
 use loopback::{ANSWER, one_thread, serve};
 use reqwest::{Body, Method, Request, Url};
 use reqwest_idempotent_retry::{
@@ -57,16 +59,21 @@ enum Stack {
     /// Once more: what differs here is noise.
     BareAgain,
     ReqwestRetry,
+    /// What no layer with this crate's promises can do without.
+    Floor,
+    FloorWithAll,
     Ours,
     /// Deadline, budget, breaker, and a key for POST.
     OursWithAll,
 }
 
 impl Stack {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 7] = [
         Self::Bare,
         Self::BareAgain,
         Self::ReqwestRetry,
+        Self::Floor,
+        Self::FloorWithAll,
         Self::Ours,
         Self::OursWithAll,
     ];
@@ -76,14 +83,21 @@ impl Stack {
             Self::Bare => "bare reqwest",
             Self::BareAgain => "bare reqwest, again",
             Self::ReqwestRetry => "reqwest-retry",
+            Self::Floor => "the floor",
+            Self::FloorWithAll => "the floor, with all",
             Self::Ours => "this crate, bare",
             Self::OursWithAll => "this crate, with all",
         }
     }
 
-    /// With a connection pool of its own.
+    /// With a connection pool of its own. Ours is prepared, as README has it: reqwest's own retries are off,
+    /// which copy every request.
     fn client(self) -> ClientWithMiddleware {
         let http = reqwest::Client::builder().tls_certs_only([]).no_proxy();
+        let http = match self {
+            Self::Bare | Self::BareAgain | Self::ReqwestRetry => http,
+            _ => RetryMiddleware::prepare(http),
+        };
         let stack = ClientBuilder::new(http.build().expect("a client"));
         let stack = match self {
             Self::Bare | Self::BareAgain => stack,
@@ -91,10 +105,17 @@ impl Stack {
                 let policy = ExponentialBackoff::builder().build_with_max_retries(2);
                 stack.with(RetryTransientMiddleware::new_with_policy(policy))
             }
-            Self::Ours => stack.with(built(RetryMiddleware::builder().without_budget())),
+            Self::Floor => stack.with(Floor { with_all: false }),
+            Self::FloorWithAll => stack.with(Floor { with_all: true }),
+            Self::Ours => stack.with(built(
+                RetryMiddleware::builder()
+                    .client_is_prepared(true)
+                    .without_budget(),
+            )),
             Self::OursWithAll => {
                 let load = LoadControl::builder().breaker(CircuitBreaker::default());
                 let layer = RetryMiddleware::builder()
+                    .client_is_prepared(true)
                     .load_control(Arc::new(load.build().expect("valid settings")))
                     .deadline(Duration::from_secs(30))
                     .key_contract(KeyContract::default());

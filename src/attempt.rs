@@ -111,11 +111,11 @@ impl Template {
     /// What the request is recognised by.
     pub(crate) fn identity(&self) -> Option<Identity> {
         let request = self.head()?;
-        Some(Identity {
-            method: request.method().clone(),
-            url: request.url().clone(),
-            body: self.body_identity(),
-        })
+        Some(Identity::of(
+            request.method(),
+            request.url(),
+            self.body_identity(),
+        ))
     }
 
     pub(crate) fn is(&self, identity: &Identity) -> bool {
@@ -231,6 +231,7 @@ fn bytes(mut body: Body) -> Bytes {
 /// so an operation that is unsafe to repeat is not sent again for them.
 pub(crate) fn wants_the_body_at(
     answer: &Response,
+    url: &Url,
     identity: &Identity,
     is_unsafe: bool,
 ) -> Option<Url> {
@@ -242,9 +243,9 @@ pub(crate) fn wants_the_body_at(
         _ => false,
     };
     let has_body = matches!(&identity.body, BodyIdentity::Bytes(bytes) if !bytes.is_empty());
-    if !(keeps_method && has_body && is_same_url(answer.url(), &identity.url)) {
+    if !(keeps_method && has_body && is_same_url(answer.url(), url)) {
         return None;
     }
     let location = answer.headers().get(header::LOCATION)?.to_str().ok()?;
-    identity.url.join(location).ok()
+    url.join(location).ok()
 }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use http::{Extensions, Method};
 use reqwest::Url;
+use smallvec::SmallVec;
 
 use crate::body_factory::BodyFactory;
 use crate::policy::Certainty;
@@ -33,14 +34,26 @@ pub(crate) struct Continuation {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Identity {
     pub(crate) method: Method,
-    pub(crate) url: Url,
+    /// Its text, kept here unless it is a long one.
+    url: SmallVec<[u8; SHORT_URL]>,
     pub(crate) body: BodyIdentity,
 }
 
+/// Bytes of a URL that need no memory of their own: most URLs of an API are no longer.
+const SHORT_URL: usize = 96;
+
 impl Identity {
+    pub(crate) fn of(method: &Method, url: &Url, body: BodyIdentity) -> Self {
+        Self {
+            method: method.clone(),
+            url: SmallVec::from_slice(url.as_str().as_bytes()),
+            body,
+        }
+    }
+
     /// Whether it is for this, whatever the body.
     pub(crate) fn is_to(&self, method: &Method, url: &Url) -> bool {
-        self.method == *method && self.url == *url
+        self.method == *method && *self.url == *url.as_str().as_bytes()
     }
 }
 

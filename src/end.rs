@@ -11,12 +11,11 @@ use crate::classify::{self, Circumstances};
 use crate::clock::Bounded;
 use crate::deadline::DeadlineScope;
 use crate::error::{AttemptTimeout, Cause};
-use crate::key::IdempotencyKey;
 use crate::operation::Operation;
 use crate::policy::{Health, Outcome, Stop, Terms, Verdict};
 use crate::progress::Progress;
 use crate::redirect::{self, Redirected};
-use crate::report::{Failure, RetryReport, RetryResponseExt};
+use crate::report::{Failure, RetryResponseExt};
 use crate::response_body::{self, IncompleteBody};
 use crate::settings::Settings;
 use crate::watch::{Sent, Watch};
@@ -76,7 +75,7 @@ impl End {
                 if !is_to_our_url(&response, url, watch, on.redirected) {
                     on.redirected = Redirected::Changed;
                 }
-                on.left_host = !is_same_host(response.url(), url);
+                on.left_host = response.url() != url && !is_same_host(response.url(), url);
                 let Settings { rules, clock, .. } = settings;
                 let (status, headers) = (response.status(), response.headers());
                 let mut outcome = rules.answer(status, headers, || clock.wall(), on);
@@ -191,16 +190,17 @@ impl Answer {
             true => response,
             false => response_body::guard(response, deadline),
         };
-        let extensions = response.extensions_mut();
         // A client below may have left its own.
-        extensions.remove::<RetryReport>();
-        extensions.remove::<IdempotencyKey>();
-        if let Some(key) = &operation.key {
-            extensions.insert(key.clone());
-        }
-        if let Some(report) = progress.answered(stop, now) {
-            extensions.insert(report);
-        }
+        tell(&mut response, operation.key.clone());
+        tell(&mut response, progress.answered(stop, now));
         response
+    }
+}
+
+/// Leaves this with the answer, in place of what may be there.
+fn tell<T: Clone + Send + Sync + 'static>(answer: &mut Response, what: Option<T>) {
+    match what {
+        Some(what) => drop(answer.extensions_mut().insert(what)),
+        None => drop(answer.extensions_mut().remove::<T>()),
     }
 }

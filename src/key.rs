@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use uuid::Uuid;
 
@@ -68,12 +69,13 @@ impl IdempotencyKey {
     #[must_use]
     pub fn generate() -> Self {
         let mut text = [0; uuid::fmt::Hyphenated::LENGTH];
-        let text = Uuid::new_v4().hyphenated().encode_lower(&mut text);
+        Uuid::new_v4().hyphenated().encode_lower(&mut text);
         #[expect(
             clippy::expect_used,
             reason = "hexadecimal digits and hyphens are visible ASCII"
         )]
-        let value = HeaderValue::from_str(text).expect("a UUID is a valid header value");
+        let value = HeaderValue::from_maybe_shared(Bytes::from_owner(text))
+            .expect("a UUID is a valid header value");
         Self(value)
     }
 

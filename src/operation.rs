@@ -221,9 +221,10 @@ impl Operation {
     ) -> Option<Url> {
         let is_unsafe = self.call.replay == ReplayClass::Unsafe;
         let identity = &self.continuation.as_ref()?.request;
-        let target = wants_the_body_at(answer, identity, is_unsafe)?;
+        let url = self.template.url();
+        let target = wants_the_body_at(answer, url, identity, is_unsafe)?;
         let is_confined = settings.client_is_prepared && watch.hops().is_confined();
-        let stays = !is_confined || target.origin() == identity.url.origin();
+        let stays = !is_confined || target.origin() == url.origin();
         stays.then_some(target)
     }
 

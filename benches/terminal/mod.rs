@@ -1,11 +1,15 @@
 //! Stacks of layers side by side, and what is at the bottom of them in place of a connection.
 #![allow(dead_code, reason = "each benchmark uses its own part of this module")]
 
+#[path = "../floor/mod.rs"]
+mod floor;
+
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use floor::Floor;
 use http::Extensions;
 use reqwest::{Body, Method, Request, Response, ResponseBuilderExt};
 use reqwest_idempotent_retry::{
@@ -73,6 +77,9 @@ pub(crate) enum Layer {
     None,
     Nothing,
     ReqwestRetry,
+    /// What no layer with this crate's promises can do without.
+    Floor,
+    FloorWithAll,
     Bare,
     BudgetAndBreaker,
     WithDeadline,
@@ -80,10 +87,12 @@ pub(crate) enum Layer {
     Everything,
 }
 
-pub(crate) const LAYERS: [Layer; 7] = [
+pub(crate) const LAYERS: [Layer; 9] = [
     Layer::None,
     Layer::Nothing,
     Layer::ReqwestRetry,
+    Layer::Floor,
+    Layer::FloorWithAll,
     Layer::Bare,
     Layer::BudgetAndBreaker,
     Layer::WithDeadline,
@@ -96,6 +105,8 @@ impl Layer {
             Self::None => "terminal alone",
             Self::Nothing => "a layer that does nothing",
             Self::ReqwestRetry => "reqwest-retry",
+            Self::Floor => "the floor",
+            Self::FloorWithAll => "the floor, with key and deadline",
             Self::Bare => "this crate, bare",
             Self::BudgetAndBreaker => "this crate, budget + breaker",
             Self::WithDeadline => "this crate, budget + breaker + deadline",
@@ -114,6 +125,8 @@ impl Layer {
                     .build_with_max_retries(2);
                 stack().with(RetryTransientMiddleware::new_with_policy(no_wait))
             }
+            Self::Floor => stack().with(Floor { with_all: false }),
+            Self::FloorWithAll => stack().with(Floor { with_all: true }),
             Self::Bare => stack().with(built(ours().without_budget())),
             Self::BudgetAndBreaker => stack().with(built(ours().load_control(load()))),
             Self::WithDeadline => {

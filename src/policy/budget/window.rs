@@ -1,6 +1,6 @@
 //! A share of the recent operations, plus a reserve: exact counts over a sliding span.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::Counted;
@@ -101,26 +101,30 @@ impl SlidingWindow {
     }
 }
 
-/// How many events fell into each millisecond.
+/// How many events fell into each millisecond that had some, the oldest first.
 #[derive(Debug, Default)]
 struct Events {
     total: u64,
-    counts: BTreeMap<u64, u64>,
+    counts: VecDeque<(u64, u64)>,
 }
 
 impl Events {
     fn add(&mut self, at: u64) {
-        *self.counts.entry(at).or_default() += 1;
         self.total += 1;
+        // From the back: only another thread's older reading of the clock belongs further in front.
+        let place = self.counts.iter().rposition(|&(then, _)| then <= at);
+        match place.and_then(|place| self.counts.get_mut(place)) {
+            Some((then, count)) if *then == at => *count += 1,
+            _ => self
+                .counts
+                .insert(place.map_or(0, |place| place + 1), (at, 1)),
+        }
     }
 
     fn forget_before(&mut self, oldest: u64) {
-        while let Some(entry) = self
-            .counts
-            .first_entry()
-            .filter(|entry| *entry.key() < oldest)
-        {
-            self.total -= entry.remove();
+        while let Some(&(_, count)) = self.counts.front().filter(|(then, _)| *then < oldest) {
+            self.total -= count;
+            self.counts.pop_front();
         }
     }
 }

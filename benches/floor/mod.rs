@@ -1,0 +1,139 @@
+//! The least that a layer can ask of reqwest and http if it is to promise what this crate promises. It
+//! decides nothing, records nothing and repeats nothing: what a call costs with it is what no layer with
+//! these promises can cost less than.
+#![allow(dead_code, reason = "each benchmark uses its own part of this module")]
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Extensions, HeaderName, HeaderValue};
+use http_body::{Frame, SizeHint};
+use reqwest::{Body, Request, Response, ResponseBuilderExt, Url};
+use reqwest_idempotent_retry::Deadline;
+use reqwest_middleware::{Middleware, Next, Result};
+use uuid::Uuid;
+
+/// The layer.
+pub(crate) struct Floor {
+    /// With deadline and key, and a body that tells whether it was taken.
+    pub(crate) with_all: bool,
+}
+
+/// Layers below read which attempt it is.
+#[derive(Clone)]
+#[expect(dead_code, reason = "nobody reads it here")]
+struct Attempt {
+    number: u32,
+    limit: Option<Duration>,
+}
+
+/// In header, map and answer.
+#[derive(Clone)]
+struct Key(HeaderValue);
+
+impl Key {
+    fn random() -> Self {
+        let mut text = [0; uuid::fmt::Hyphenated::LENGTH];
+        Uuid::new_v4().hyphenated().encode_lower(&mut text);
+        Self(HeaderValue::from_maybe_shared(Bytes::from_owner(text)).expect("visible ASCII"))
+    }
+}
+
+/// Key and deadline belong to this request, and to no other that is sent with the same map.
+#[expect(dead_code, reason = "nobody reads it here")]
+struct Mark {
+    url: Url,
+    body: Option<Bytes>,
+}
+
+#[async_trait::async_trait]
+impl Middleware for Floor {
+    async fn handle(
+        &self,
+        mut request: Request,
+        extensions: &mut Extensions,
+        next: Next<'_>,
+    ) -> Result<Response> {
+        let key = self.with_all.then(Key::random);
+        if let Some(key) = &key {
+            let url = request.url().clone();
+            let mark = Mark { url, body: None };
+            extensions.insert(Arc::new(mark));
+            extensions.insert(key.clone());
+            extensions.insert(Deadline::after(Duration::from_secs(5)));
+            let name = HeaderName::from_static("idempotency-key");
+            request.headers_mut().insert(name, key.0.clone());
+        }
+        extensions.insert(Attempt {
+            number: 1,
+            limit: None,
+        });
+        // What is sent is gone, so that there must be a copy before it is known whether one is needed.
+        let mut copy = request.try_clone().expect("bytes");
+        if let (true, Some(body)) = (self.with_all, copy.body_mut().take()) {
+            let evidence = Arc::new(AtomicBool::new(false));
+            let tracked = Tracked {
+                body,
+                evidence: Some(evidence),
+            };
+            *copy.body_mut() = Some(Body::wrap(tracked));
+        }
+        let answer = next.run(copy, extensions).await?;
+        let mut answer = guard(answer);
+        if let Some(key) = key {
+            answer.extensions_mut().insert(key);
+        }
+        Ok(answer)
+    }
+}
+
+/// Where a body breaks off, or when the deadline comes, its reader is told. A `Response` has no place for
+/// that, and is taken apart and put together again.
+fn guard(answer: Response) -> Response {
+    let url = answer.url().clone();
+    let (mut parts, body) = http::Response::<Body>::from(answer).into_parts();
+    let mut carrier = http::Response::builder();
+    if let Some(extensions) = carrier.extensions_mut() {
+        std::mem::swap(extensions, &mut parts.extensions);
+    }
+    let carrier = carrier.url(url).body(()).expect("valid");
+    parts.extensions = carrier.into_parts().0.extensions;
+    let guarded = Body::wrap(Tracked {
+        body,
+        evidence: None,
+    });
+    Response::from(http::Response::from_parts(parts, guarded))
+}
+
+/// A body that sees itself read.
+struct Tracked {
+    body: Body,
+    evidence: Option<Arc<AtomicBool>>,
+}
+
+impl http_body::Body for Tracked {
+    type Data = Bytes;
+    type Error = reqwest::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, reqwest::Error>>> {
+        if let Some(evidence) = &self.evidence {
+            evidence.store(true, Ordering::Relaxed);
+        }
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
