@@ -69,6 +69,14 @@ pub(crate) struct Again<'t> {
     pub(crate) wait: Wait<'t>,
 }
 
+impl<'t> Again<'t> {
+    /// Takes it out of its box, which is gone then: a wait is where most operations are found, and keeps
+    /// no more than it needs.
+    pub(crate) fn parts(self: Box<Self>) -> (Option<Answer>, Instant, Wait<'t>) {
+        (self.answer, self.landed, self.wait)
+    }
+}
+
 /// A wait after an attempt, with the token of the attempt that it is for.
 pub(crate) struct Wait<'t> {
     pub(crate) delay: Duration,

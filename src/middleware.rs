@@ -419,13 +419,9 @@ impl<'r> Run<'r> {
 
     /// From an attempt that has failed to the start of the next one.
     async fn wait(&mut self, again: Box<Again<'r>>) -> Result<Admitted<'r>> {
-        let Again {
-            answer,
-            landed,
-            wait,
-        } = *again;
-        if let Some(answer) = answer {
-            let given_up = give_up(answer.response, landed, wait.delay, self.operation).await;
+        let (answer, landed, wait) = again.parts();
+        let giving_up = give_up(answer, landed, wait.delay, self.operation);
+        if let Some(given_up) = Box::pin(giving_up).await {
             self.progress.gives_up(given_up);
         }
         let wake = landed.checked_add(wait.delay);
@@ -550,11 +546,12 @@ const DRAINED_FOR: Duration = Duration::from_millis(50);
 /// Reads a failed answer to its end if that is quick, within the wait, so that its connection can
 /// be used again; otherwise drops it, which closes the connection.
 async fn give_up(
-    mut answer: Response,
+    answer: Option<Answer>,
     now: Instant,
     delay: Duration,
     operation: &Operation,
-) -> LastAnswer {
+) -> Option<LastAnswer> {
+    let mut answer = answer?.response;
     let is_small = |length| length <= DRAINED_BYTES as u64;
     let body = if answer.content_length().is_none_or(is_small) {
         let until = now.checked_add(DRAINED_FOR.min(delay));
@@ -565,11 +562,11 @@ async fn give_up(
     } else {
         None
     };
-    LastAnswer {
+    Some(LastAnswer {
         status: answer.status(),
         headers: std::mem::take(answer.headers_mut()),
         body,
-    }
+    })
 }
 
 /// `None` where the body is too long, or breaks off.
