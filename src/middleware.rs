@@ -310,7 +310,7 @@ impl<'r> Run<'r> {
             Bounded::Done(Ok(answer)) if is_tracked => answer,
             result => return result,
         };
-        let request = match operation.moved(answer, watch, self.settings, until, clock::now()) {
+        let request = match operation.moved(answer, watch, self.settings, until) {
             Err(answer) => return Bounded::Done(Ok(answer)),
             Ok(request) => request,
         };

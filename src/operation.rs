@@ -10,6 +10,7 @@ use reqwest::{Request, Response, Url};
 use crate::attempt::{Template, wants_the_body_at};
 
 use crate::cancel::Cancel;
+use crate::clock;
 use crate::continuation::{Continuation, State};
 use crate::deadline::Deadline;
 use crate::invalid::InvalidInput;
@@ -193,16 +194,16 @@ impl Operation {
         watch: &mut Watch,
         settings: &Settings,
         until: Option<Instant>,
-        now: Instant,
     ) -> Result<Box<Request>, Response> {
-        let left = until.map(|until| until.saturating_duration_since(now));
-        let is_in_time = left.is_none_or(|left| left >= self.call.limits.least_attempt());
-        let target = self
-            .redirect_target(&answer, watch, settings)
-            .filter(|_| is_in_time && !self.is_cancelled());
-        let Some(target) = target else {
+        let Some(target) = self.redirect_target(&answer, watch, settings) else {
             return Err(answer);
         };
+        let now = clock::now();
+        let left = until.map(|until| until.saturating_duration_since(now));
+        let is_in_time = left.is_none_or(|left| left >= self.call.limits.least_attempt());
+        if !is_in_time || self.is_cancelled() {
+            return Err(answer);
+        }
         let time_left = self.call.time_left(now);
         self.stamp_attempt(settings, || left);
         let Some(request) = self.template.request(false, None, None, time_left) else {
