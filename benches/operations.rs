@@ -62,7 +62,7 @@ use std::fs;
 use std::hint::black_box;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -259,9 +259,22 @@ fn others(first: Instant) -> Vec<Operation> {
     let _ = used_up.check();
     let recloser = Recloser::default();
     let semaphore = Arc::new(Semaphore::new(500));
+    let (added, exchanged) = (AtomicU64::new(0), AtomicU64::new(0));
+    let locked = Mutex::new(0_u64);
     vec![
         Operation::new("reading the clock", first, |_| {
             black_box(Instant::now());
+        }),
+        // The least that any state can cost that is shared and written.
+        Operation::new("one word: added to", first, move |_| {
+            added.fetch_add(1, Ordering::Relaxed);
+        }),
+        Operation::new("one word: read and exchanged", first, move |_| {
+            let next = |word: u64| Some(word.wrapping_add(1));
+            let _ = exchanged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        }),
+        Operation::new("one word in a mutex", first, move |_| {
+            *locked.lock().expect("nobody panics") += 1;
         }),
         Operation::new("tower TpsBudget: deposit", first, move |_| {
             deposits.deposit()

@@ -132,7 +132,8 @@ impl Alarm {
     /// Ready once the instant has come; otherwise the task is woken then.
     ///
     /// Work that has used up the task's share of polls (tokio's cooperative scheduling) keeps a timer
-    /// from being asked, and may do so each time: then the clock is.
+    /// from being asked, and may do so each time: then the clock is, which knows no ticks of a millisecond
+    /// and may be that much ahead of the timer.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let is_waiting = self.sleep.is_some();
         let sleep = self

@@ -75,7 +75,8 @@ impl End {
                 if !is_to_our_url(&response, url, watch, on.redirected) {
                     on.redirected = Redirected::Changed;
                 }
-                on.left_host = response.url() != url && !is_same_host(response.url(), url);
+                let is_elsewhere = response.url() != url;
+                on.left_host = is_elsewhere && !is_same_host(response.url(), url);
                 let Settings { rules, clock, .. } = settings;
                 let (status, headers) = (response.status(), response.headers());
                 let mut outcome = rules.answer(status, headers, || clock.wall(), on);

@@ -101,8 +101,8 @@ impl RetryMiddleware {
 }
 
 impl Middleware for RetryMiddleware {
-    /// As `async_trait` would write it, but for the box around the request: what a future has once had it
-    /// has room for to its end.
+    /// As `async_trait` would write it, but for the box around the request: a future keeps room for what
+    /// it was given until it ends, and a request is large.
     fn handle<'s, 'e, 'n, 'f>(
         &'s self,
         request: Request,
@@ -121,23 +121,20 @@ impl Middleware for RetryMiddleware {
                 return next.run(*request, extensions).await;
             }
             let settings = &*self.settings;
-            let mut now = clock::now();
+            let now = clock::now();
             let handle = extensions.get().cloned();
             let mut progress = Progress::begin(&request, handle, settings, now);
-            let (template, reads_ahead) = template(request, extensions, settings);
-            let template = match reads_ahead {
-                false => template,
+            let (template, reads_ahead) = template_of(request, extensions, settings);
+            let (template, around) = match reads_ahead {
+                false => (template, Surroundings::here()),
                 true => {
+                    let span = progress.span();
                     let reading = read_ahead(template, &mut progress, extensions, settings, now);
-                    Box::pin(reading).await?
+                    Box::pin(reading.instrument(span)).await?
                 }
             };
-            let around = Surroundings::here();
             let mut operation = Operation::identify(template, extensions, settings, around, now)
                 .map_err(|error| progress.refused(error))?;
-            if reads_ahead {
-                now = clock::now();
-            }
             let load = self.load(&operation, extensions);
             progress.identified(&operation, load.clone());
             operation.stamp(settings);
@@ -154,7 +151,10 @@ impl Middleware for RetryMiddleware {
                 terms,
                 limiter: limiter.filter(|limiter| !nesting::is_held(limiter)),
             };
-            let result = run.answer(now).instrument(span).await;
+            let result = match span.is_disabled() {
+                true => run.answer().await,
+                false => Box::pin(run.answer()).instrument(span).await,
+            };
             operation.leave_mark(extensions);
             result
         })
@@ -183,8 +183,8 @@ struct Run<'r> {
 
 impl<'r> Run<'r> {
     /// The loop.
-    async fn answer(&mut self, now: Instant) -> Result<Response> {
-        let mut admitted = match self.admit(now).await {
+    async fn answer(&mut self) -> Result<Response> {
+        let mut admitted = match self.admit().await {
             Ok(admitted) => admitted,
             Err(stop) => return Err(self.stop(None, stop)),
         };
@@ -205,7 +205,8 @@ impl<'r> Run<'r> {
 
     /// Waits until the coming attempt may start: for a host that wants to be left alone, and for one
     /// of the permits.
-    async fn admit(&mut self, mut now: Instant) -> std::result::Result<Admitted<'r>, Stop> {
+    async fn admit(&mut self) -> std::result::Result<Admitted<'r>, Stop> {
+        let mut now = clock::now();
         let mut waited = Duration::ZERO;
         let mut permit = None;
         loop {
@@ -310,7 +311,7 @@ impl<'r> Run<'r> {
             Bounded::Done(Ok(answer)) if is_tracked => answer,
             result => return result,
         };
-        let request = match operation.moved(answer, watch, self.settings, until) {
+        let request = match operation.resend_for_redirect(answer, watch, self.settings, until) {
             Err(answer) => return Bounded::Done(Ok(answer)),
             Ok(request) => request,
         };
@@ -430,7 +431,7 @@ impl<'r> Run<'r> {
             return Err(self.progress.stopped(StopReason::Cancelled));
         }
         self.progress.wait_is_over();
-        match self.admit(clock::now()).await {
+        match self.admit().await {
             Ok(admitted) => Ok(admitted.after(wait)),
             Err(stop) => Err(self.stop(Some(wait.abandon()), stop)),
         }
@@ -476,7 +477,7 @@ fn is_an_attempt_already(request: &Request, extensions: &Extensions) -> bool {
 
 /// What attempts are to be copies of, and whether its body is a stream that is wanted, and of use, before
 /// the first of them.
-fn template(
+fn template_of(
     request: Box<Request>,
     extensions: &Extensions,
     settings: &Settings,
@@ -498,19 +499,19 @@ async fn read_ahead(
     extensions: &Extensions,
     settings: &Settings,
     now: Instant,
-) -> Result<Template> {
+) -> Result<(Template, Surroundings)> {
+    let around = Surroundings::here();
     let cap = settings.buffer_request.unwrap_or_default();
     let Some(stream) = template.take_stream() else {
-        return Ok(template);
+        return Ok((template, around));
     };
-    let around = Surroundings::here();
     let until = operation::deadline(extensions, settings, &around, now);
     let cancel = Cancel::of(extensions, &around);
     let reading = bounded(read(stream, cap), until, &cancel);
-    match reading.instrument(progress.span()).await {
+    match reading.await {
         Bounded::Done(Ok(frames)) => {
             template.put_back(frames);
-            Ok(template)
+            Ok((template, around))
         }
         Bounded::Done(Err(error)) => Err(progress.unreadable(error)),
         Bounded::TimedOut => Err(progress.stopped(StopReason::DeadlineTooClose)),

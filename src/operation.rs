@@ -186,9 +186,10 @@ impl Operation {
     ///
     /// # Errors
     ///
-    /// The answer is none that is to be followed so, or there is no time for it.
+    /// The answer is none that is to be followed so, or there is no time for it. It is handed over and back,
+    /// since a future would keep room for what it has lent.
     #[expect(clippy::result_large_err, reason = "the answer goes on as it came")]
-    pub(crate) fn moved(
+    pub(crate) fn resend_for_redirect(
         &mut self,
         answer: Response,
         watch: &mut Watch,
@@ -248,7 +249,7 @@ impl Operation {
     pub(crate) fn stamp_attempt(
         &mut self,
         settings: &Settings,
-        left: impl Fn() -> Option<Duration>,
+        left: impl FnOnce() -> Option<Duration>,
     ) {
         let number = self.call.attempts();
         let most = self.call.limits.max_attempts;

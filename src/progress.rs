@@ -44,6 +44,7 @@ pub(crate) struct Progress {
     has_ended: bool,
 }
 
+/// An attempt in the air. Its record is the last of the account's, unfinished until it lands.
 #[derive(Debug)]
 struct Flight {
     watch: Watch,

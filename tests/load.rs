@@ -1424,6 +1424,20 @@ async fn credentials_are_no_part_of_the_key_and_are_shown_nowhere() {
 #[derive(Clone)]
 struct Tenant(&'static str);
 
+#[tokio::test]
+async fn time_that_finding_the_key_takes_is_part_of_the_operations() {
+    let slow = LoadControl::builder().key_by(|_, _| {
+        std::thread::sleep(ms(60));
+        "key".into()
+    });
+    let load = shared(slow);
+    let server = Server::always(200);
+    let client = over(&server, retry(&load).deadline(ms(20)));
+    let order = send(client.post(URL).body("order")).await;
+    assert_eq!(order.stop(), Some(StopReason::DeadlineTooClose));
+    assert_eq!(server.sends(), 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_key_of_ones_own_decides_what_is_shared() {
     let by_tenant = LoadControl::builder().key_by(|request, extensions| {

@@ -10,21 +10,24 @@ mod support;
 #[path = "support/tree.rs"]
 mod tree;
 
+use std::convert::Infallible;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use http::{Extensions, Method};
-use reqwest::{Request, Response};
+use reqwest::{Body, Request, Response};
 use reqwest_idempotent_retry::{
     Backoff, BodyFactory, CancellationToken, CircuitBreaker, Deadline, Idempotent, KeyContract,
     LoadControl, RetryBudget, RetryErrorExt, RetryMiddleware, RetryMiddlewareBuilder,
-    RetryOverride,
+    RetryObserver, RetryOverride, RetryReport,
 };
 use reqwest_middleware::{ClientBuilder, Error, Middleware, Next, RequestBuilder};
 use support::{
     Server, Step, URL, key, ms, plain_builder, plain_http, read_and_closed, refused, secs,
 };
-use tracing::{Instrument, Level, info_span};
+use tracing::{Instrument, Level, info, info_span};
 use tree::{Node, OPERATION, Tree};
 
 const RESENDS: &str = "http.request.resend_count";
@@ -436,6 +439,47 @@ async fn an_operation_that_is_dropped_elsewhere_still_ends_in_its_own_span() {
     let (elsewhere, _) = tree.spans("elsewhere").remove(0);
     assert_eq!(ends(&tree.events_in(place)), 1);
     assert_eq!((tree.events_in(elsewhere).len(), span.is_closed), (0, true));
+}
+
+/// Says so when an operation ends.
+struct SaysSo;
+
+impl RetryObserver for SaysSo {
+    fn operation_ended(&self, _: &RetryReport) {
+        info!("an observer was told");
+    }
+}
+
+/// A body that never comes.
+struct Stalled;
+
+impl http_body::Body for Stalled {
+    type Data = bytes::Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<bytes::Bytes>, Infallible>>> {
+        Poll::Pending
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn observers_are_told_in_the_span_of_the_operation() {
+    let observed = plain_builder()
+        .deadline(ms(500))
+        .buffer_request(1000)
+        .observer(Arc::new(SaysSo));
+    for body in [Body::from("order"), Body::wrap(Stalled)] {
+        let server = Server::script([Step::Hang]);
+        let put = server.client([build(observed.clone())]).put(URL).body(body);
+        let tree = told_by(put.send()).await;
+        let (place, _) = tree.operation();
+        let events = tree.events_in(place);
+        let told = |event: &Node| event.name.contains("an observer was told");
+        assert!(events.iter().any(told), "{}", tree.text());
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -136,7 +136,7 @@ impl Meters {
         self.client.clone()
     }
 
-    /// `account` has the attempts before this one.
+    /// The last attempt of `account` has ended.
     pub(super) fn attempt(&self, account: &Account) {
         let Some((record, earlier)) = account.attempts.split_last() else {
             return;

@@ -1,11 +1,16 @@
 //! What operations make of the context that they start in.
 
-use std::future::pending;
+use std::convert::Infallible;
+use std::future::{Future, IntoFuture, pending, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{self, Poll, ready};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::Extensions;
-use reqwest::{Request, Response};
+use http_body::Frame;
+use reqwest::{Body, Request, Response};
 use reqwest_idempotent_retry::ambient::{self, Context};
 use reqwest_idempotent_retry::{
     BodyFactory, CancellationToken, Certainty, Deadline, IncompleteBody, KeyContract, LoadControl,
@@ -14,6 +19,8 @@ use reqwest_idempotent_retry::{
 use reqwest_middleware::{
     ClientBuilder, ClientWithMiddleware, Error, Middleware, Next, RequestBuilder,
 };
+
+use tokio::time::{Instant, Sleep, sleep};
 
 use crate::spawn_from;
 use crate::support::{Server, Step, URL, key, ms, plain_builder, plain_http, report, secs, status};
@@ -53,6 +60,50 @@ fn with_own(request: RequestBuilder, deadline: Option<u64>) -> RequestBuilder {
     match deadline {
         Some(span) => request.with_extension(Deadline::after(ms(span))),
         None => request,
+    }
+}
+
+/// The body of a request, which takes a second to come.
+struct AfterASecond(Option<Pin<Box<Sleep>>>);
+
+impl http_body::Body for AfterASecond {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut task::Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let Some(wait) = &mut self.0 else {
+            return Poll::Ready(None);
+        };
+        ready!(wait.as_mut().poll(context));
+        self.0 = None;
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from("order")))))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_context_is_that_of_the_start_also_where_the_body_is_read_first() {
+    let read_first = plain_builder().buffer_request(1000).max_attempts(2);
+    for comes_late in [false, true] {
+        let server = Server::script([Step::Hang]);
+        let client = server.client([read_first.clone().build().expect("valid")]);
+        let body = match comes_late {
+            false => Body::from("order"),
+            true => Body::wrap(AfterASecond(Some(Box::pin(sleep(secs(1)))))),
+        };
+        let sending = client.put(URL).body(body).send();
+        let mut sending = pin!(sending.into_future());
+        let started = Instant::now();
+        ambient::scope(Context::new().deadline_in(secs(3)), async {
+            let begun = poll_fn(|task| Poll::Ready(sending.as_mut().poll(task))).await;
+            assert!(begun.is_pending());
+        })
+        .await;
+        let error = sending.await.expect_err("the deadline of the scope");
+        assert!(error.retry_error().expect("ours").is_timeout());
+        assert_eq!(started.elapsed().as_secs(), 3, "comes late: {comes_late}");
     }
 }
 
