@@ -531,3 +531,103 @@ fn every_stop_reason_has_words_of_its_own() {
     ];
     assert_eq!(StopReason::ALL.map(|reason| reason.to_string()), words);
 }
+
+mod below {
+    //! What operations made within an attempt say of their own.
+
+    use super::*;
+
+    fn heeding(below: &[(bool, bool, Option<Duration>)], own: Outcome) -> Outcome {
+        let mut outcome = own;
+        for &(is_spent, may_be_doubled, wait) in below {
+            outcome.heed(is_spent, may_be_doubled, wait);
+        }
+        outcome
+    }
+
+    #[test]
+    fn what_one_of_them_has_said_none_takes_back() {
+        let own = ended(Certainty::NotProcessed);
+        for (below, spent, doubled) in [
+            (&[(false, false, None)] as &[_], false, false),
+            (&[(true, false, None), (false, false, None)], true, false),
+            (&[(false, true, None), (false, false, None)], false, true),
+        ] {
+            let heard = heeding(below, own);
+            assert_eq!(heard.retried_below, spent, "{below:?}");
+            assert_eq!(heard.may_be_doubled_below, doubled, "{below:?}");
+        }
+    }
+
+    #[test]
+    fn the_longest_wait_holds_and_is_for_all_only_where_it_is_our_own() {
+        let for_all = Outcome {
+            pushes_back: true,
+            ..asked_to_wait(secs(2))
+        };
+        for (wait, heeded, is_for_all) in [
+            (None, secs(2), true),
+            (Some(secs(1)), secs(2), true),
+            (Some(secs(2)), secs(2), true),
+            (Some(secs(2) + NANOSECOND), secs(2) + NANOSECOND, false),
+        ] {
+            let heard = heeding(&[(false, false, wait)], for_all);
+            assert_eq!(heard.retry_after, Some(heeded), "{wait:?}");
+            assert_eq!(heard.pushes_back, is_for_all, "{wait:?}");
+        }
+    }
+}
+
+mod within_a_probe {
+    //! An operation made within the attempt that has the half-open breaker's permit.
+
+    use super::*;
+    use crate::policy::CircuitBreaker;
+
+    /// Half-open, with its permit out.
+    fn probed(now: Instant) -> CircuitBreaker {
+        let opens_at_once = CircuitBreaker::builder()
+            .consecutive_failures(1)
+            .open_for(Backoff::fixed([secs(1)]))
+            .gate_first_sends(true);
+        let breaker = opens_at_once.build().expect("valid settings");
+        let first = breaker.enter(now, true).expect("closed");
+        assert!(first.settle(Health::Bad, now, || 0.5).is_some());
+        breaker
+    }
+
+    #[test]
+    fn it_needs_no_permit_and_is_refused_nothing() {
+        let start = clock::now();
+        let breaker = probed(start);
+        let now = start + secs(1);
+        let permit = breaker.enter(now, true).expect("half-open");
+        let pacing = always(ms(1));
+        for is_within_a_probe in [false, true] {
+            let terms = Terms {
+                breaker: Some(&breaker),
+                is_within_a_probe,
+                ..alone(&pacing)
+            };
+            let admitted = call(ReplayClass::Safe, LIMITS).admit(&terms, at(now));
+            assert_eq!(admitted.is_ok(), is_within_a_probe);
+            if let Ok(Admission::Start { pass, .. }) = &admitted {
+                let pass = pass.as_ref().expect("it takes part in the evidence");
+                assert!(
+                    pass.is_probe_of().is_none(),
+                    "the permit is the outer one's"
+                );
+            }
+            let mut failed = call(ReplayClass::Safe, LIMITS);
+            let outcome = ended(Certainty::NotProcessed);
+            failed.start_attempt(&terms, now);
+            failed.record(&outcome, &terms, now);
+            let waits = matches!(
+                failed.decide(&outcome, &terms, at(now)),
+                Decision::Wait { .. }
+            );
+            assert_eq!(waits, is_within_a_probe);
+        }
+        drop(permit);
+    }
+}
