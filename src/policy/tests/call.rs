@@ -602,6 +602,7 @@ mod within_a_probe {
         let breaker = probed(start);
         let now = start + secs(1);
         let permit = breaker.enter(now, true).expect("half-open");
+        assert!(permit.is_probe_of().is_some());
         let pacing = always(ms(1));
         for is_within_a_probe in [false, true] {
             let terms = Terms {
@@ -630,4 +631,46 @@ mod within_a_probe {
         }
         drop(permit);
     }
+}
+
+/// What operations made within it may leave to it.
+#[test]
+fn only_what_can_be_repeated_whatever_comes_of_it_repeats_for_others() {
+    let attempts = |max_attempts| Limits {
+        max_attempts,
+        ..LIMITS
+    };
+    for (replay, max_attempts, has_its_body, may_be_repeated) in [
+        (ReplayClass::Keyed, 2, true, true),
+        (ReplayClass::Safe, 2, true, true),
+        (ReplayClass::Keyed, 1, true, false),
+        (ReplayClass::Keyed, 2, false, false),
+        (ReplayClass::Unsafe, 2, true, false),
+    ] {
+        let mut call = call(replay, attempts(max_attempts));
+        call.body_replayable = has_its_body;
+        assert_eq!(
+            call.may_be_repeated(),
+            may_be_repeated,
+            "{replay:?}, {max_attempts}, {has_its_body}"
+        );
+    }
+}
+
+#[test]
+fn a_loop_around_is_told_where_it_must_not_go_round_again() {
+    let goes_on = StopReason::ALL
+        .into_iter()
+        .filter(|reason| !reason.forbids_retry());
+    assert_eq!(
+        goes_on.collect::<Vec<_>>(),
+        [
+            StopReason::InvalidInput,
+            StopReason::NotRetryable,
+            StopReason::AttemptsExhausted,
+            StopReason::BodyNotReplayable,
+            StopReason::DeadlineTooClose,
+            StopReason::NestedLayer,
+        ]
+    );
 }
