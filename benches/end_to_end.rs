@@ -1,11 +1,11 @@
 //! Throughput and latency over a real connection: calls to a server on loopback, by a client without the
-//! layer, with `reqwest-retry`, and with this crate.
+//! layer, with `reqwest-retry`, with the least that such a layer can cost, and with this crate.
 //!
 //! Client and server have one thread each. The client's is the busier one, so what a layer costs it shows
 //! in full. The stacks take turns, round by round, and each round is compared with that of the bare client:
 //! what else runs on the machine hits them alike.
 //!
-//! `cargo bench --manifest-path tests/cost/Cargo.toml --bench end_to_end` (`-- --quick`: under 20 s)
+//! `cargo bench --manifest-path tests/cost/Cargo.toml --bench end_to_end` (`-- --quick`: half a minute)
 #![allow(
     clippy::disallowed_methods,
     reason = "a benchmark reads the time, which the crate is told"
@@ -59,7 +59,7 @@ enum Stack {
     /// Once more: what differs here is noise.
     BareAgain,
     ReqwestRetry,
-    /// What no layer with this crate's promises can do without.
+    /// The least that we have found a layer with this crate's promises to cost.
     Floor,
     FloorWithAll,
     Ours,

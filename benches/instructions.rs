@@ -1,5 +1,6 @@
-//! Instructions and allocations of a call, counted by valgrind: the same on every run of the same
-//! build, so they guard against regressions where times cannot.
+//! Instructions and allocations of a call, counted by valgrind: for calls that are answered at once the
+//! same on every run of the same build (a retry goes through a timer, and varies), so they guard against
+//! regressions where times cannot.
 //!
 //! `.ci/cost` installs valgrind and gungraun's runner, and runs it. What a layer *adds* is the
 //! difference to the row "nothing"; docs/measurements.md has the table.
@@ -71,6 +72,7 @@ fn counted() -> LibraryBenchmarkConfig {
 #[bench::nothing(args = (Layer::Nothing), setup = get, config = counted())]
 #[bench::reqwest_retry(args = (Layer::ReqwestRetry), setup = get, config = counted())]
 #[bench::floor(args = (Layer::Floor), setup = get, config = counted())]
+#[bench::floor_deadline(args = (Layer::FloorWithAll), setup = get, config = counted())]
 #[bench::bare(args = (Layer::Bare), setup = get, config = at_most(GET_BARE, 23))]
 #[bench::budget_breaker(args = (Layer::BudgetAndBreaker), setup = get, config = at_most(GET_BREAKER, 23))]
 #[bench::deadline(args = (Layer::WithDeadline), setup = get, config = at_most(GET_DEADLINE, 26))]
@@ -81,7 +83,8 @@ fn get_answered((runtime, client, request): Ready) -> (Runtime, ClientWithMiddle
 #[library_benchmark]
 #[bench::nothing(args = (Layer::Nothing), setup = post, config = counted())]
 #[bench::reqwest_retry(args = (Layer::ReqwestRetry), setup = post, config = counted())]
-#[bench::floor(args = (Layer::FloorWithAll), setup = post, config = counted())]
+#[bench::floor(args = (Layer::Floor), setup = post, config = counted())]
+#[bench::floor_everything(args = (Layer::FloorWithAll), setup = post, config = counted())]
 #[bench::bare(args = (Layer::Bare), setup = post, config = counted())]
 #[bench::everything(args = (Layer::Everything), setup = post, config = at_most(POST_EVERYTHING, 37))]
 fn post_answered((runtime, client, request): Ready) -> (Runtime, ClientWithMiddleware, Response) {

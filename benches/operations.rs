@@ -265,7 +265,7 @@ fn others(first: Instant) -> Vec<Operation> {
         Operation::new("reading the clock", first, |_| {
             black_box(Instant::now());
         }),
-        // The least that any state can cost that is shared and written.
+        // For comparison: the simplest state that is shared and written.
         Operation::new("one word: added to", first, move |_| {
             added.fetch_add(1, Ordering::Relaxed);
         }),

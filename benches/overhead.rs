@@ -1,5 +1,6 @@
 //! What the layer adds to a call, answered at once or after one failure: beside nothing, a layer that
-//! does nothing, and `reqwest-retry`. Below all of them a terminal that answers without a socket.
+//! does nothing, `reqwest-retry`, and the least that such a layer can cost. Below all of them a terminal that
+//! answers without a socket.
 //!
 //! `cargo bench --manifest-path tests/cost/Cargo.toml --bench overhead`
 #![allow(
@@ -47,7 +48,11 @@ fn repeats(layer: Layer, method: &Method, course: &str) -> bool {
             layer,
             Layer::Bare | Layer::BudgetAndBreaker | Layer::WithDeadline
         );
-    course == "answered" || !(matches!(layer, Layer::None | Layer::Nothing) || is_unkeyed_post)
+    let never = matches!(
+        layer,
+        Layer::None | Layer::Nothing | Layer::Floor | Layer::FloorWithAll
+    );
+    course == "answered" || !(never || is_unkeyed_post)
 }
 
 criterion_group!(benches, overhead);

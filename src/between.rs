@@ -70,8 +70,8 @@ pub(crate) struct Again<'t> {
 }
 
 impl<'t> Again<'t> {
-    /// Takes it out of its box, which is gone then: a wait is where most operations are found, and keeps
-    /// no more than it needs.
+    /// Takes it out of its box, which is gone then: the wait may be long, and is to keep no more than it
+    /// needs.
     pub(crate) fn parts(self: Box<Self>) -> (Option<Answer>, Instant, Wait<'t>) {
         (self.answer, self.landed, self.wait)
     }

@@ -1,4 +1,5 @@
-//! The only reader of time and randomness, and the only one who waits.
+//! The only reader of time and of the draws for waits, and the only one who waits for an instant. (A
+//! key's random number is made with the key.)
 #![allow(
     clippy::disallowed_methods,
     reason = "everything that clippy.toml bans elsewhere is meant to be here"

@@ -16,10 +16,10 @@ use crate::policy::Certainty;
 ///
 /// Once it has ended, or was dropped, the same map with the same request continues it: an outer layer's
 /// retry has the same key, the same deadline and what is already known. While the operation runs, a
-/// second layer of this crate that finds the mark lets requests pass.
+/// second layer of this crate that finds the mark lets requests with its method and URL pass.
 ///
-/// An operation that asks for no effect, and has neither key nor deadline of its own, leaves none: there
-/// is nothing to continue.
+/// An operation that asks for no effect, has no key, and no deadline that counts from its own start,
+/// leaves none, unless it continues one that has: there is nothing to continue.
 #[derive(Debug)]
 pub(crate) struct Continuation {
     pub(crate) request: Identity,
@@ -39,7 +39,7 @@ pub(crate) struct Identity {
     pub(crate) body: BodyIdentity,
 }
 
-/// Bytes of a URL that need no memory of their own: most URLs of an API are no longer.
+/// Bytes of a URL that need no memory of their own: enough for many URLs of an API.
 const SHORT_URL: usize = 96;
 
 impl Identity {

@@ -287,7 +287,7 @@ impl<'r> Run<'r> {
             None => None,
             Some(factory) => {
                 let making = fresh_body(factory, until, &operation.cancel);
-                match Box::pin(nesting::holding(admitted.holding(), making)).await {
+                match nesting::holding(admitted.holding(), Box::pin(making)).await {
                     Bounded::Done(Ok(fresh)) => Some(fresh),
                     Bounded::Done(Err(error)) => return Bounded::Done(Err(error)),
                     Bounded::TimedOut => return Bounded::TimedOut,
@@ -465,9 +465,10 @@ impl<'r> Run<'r> {
     }
 }
 
-/// Whether a layer of this crate around has this very request in an attempt: the one that asks is then a
-/// second one on the same stack, and lets it pass. The map alone does not say so, since a layer in
-/// between may have given it to a request of its own.
+/// Whether a layer of this crate around has a request like this one in an attempt: the one that asks is
+/// then a second one on the same stack, and lets it pass. A mark says which method and URL that one goes
+/// to, since a layer in between may have given the map to a request of its own. Where a safe operation
+/// has left no mark, the map itself has to do.
 fn is_an_attempt_already(request: &Request, extensions: &Extensions) -> bool {
     match Continuation::in_map(extensions).filter(|around| around.is_running()) {
         Some(around) => around.request.is_to(request.method(), request.url()),

@@ -8,7 +8,7 @@
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::num::NonZeroUsize;
-use std::pin::pin;
+use std::pin::Pin;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -138,13 +138,14 @@ impl Drop for Held {
 }
 
 /// Runs what an attempt does before its run.
-pub(crate) async fn holding<F: Future>(holding: Holding, work: F) -> F::Output {
-    let mut work = pin!(work);
-    poll_fn(|task| {
+pub(crate) fn holding<F: Future + Unpin>(
+    holding: Holding,
+    mut work: F,
+) -> impl Future<Output = F::Output> {
+    poll_fn(move |task| {
         let _held = holding.enter();
-        work.as_mut().poll(task)
+        Pin::new(&mut work).poll(task)
     })
-    .await
 }
 
 /// Whether an attempt around is this half-open breaker's probe: what is made within it is part of it.

@@ -186,8 +186,8 @@ impl Operation {
     ///
     /// # Errors
     ///
-    /// The answer is none that is to be followed so, or there is no time for it. It is handed over and back,
-    /// since a future would keep room for what it has lent.
+    /// The answer, where it is no redirect to be followed like this, or there is no time left for it. It is
+    /// passed by value and given back, since a future that lends it would keep room for it.
     #[expect(clippy::result_large_err, reason = "the answer goes on as it came")]
     pub(crate) fn resend_for_redirect(
         &mut self,

@@ -77,7 +77,7 @@ pub(crate) enum Layer {
     None,
     Nothing,
     ReqwestRetry,
-    /// What no layer with this crate's promises can do without.
+    /// The least that we have found a layer with this crate's promises to cost.
     Floor,
     FloorWithAll,
     Bare,
@@ -106,7 +106,7 @@ impl Layer {
             Self::Nothing => "a layer that does nothing",
             Self::ReqwestRetry => "reqwest-retry",
             Self::Floor => "the floor",
-            Self::FloorWithAll => "the floor, with key and deadline",
+            Self::FloorWithAll => "the floor, with deadline and key",
             Self::Bare => "this crate, bare",
             Self::BudgetAndBreaker => "this crate, budget + breaker",
             Self::WithDeadline => "this crate, budget + breaker + deadline",
