@@ -288,6 +288,9 @@ impl<'r> Run<'r> {
             Some(factory) => {
                 let making = fresh_body(factory, until, &operation.cancel);
                 match nesting::holding(admitted.holding(), Box::pin(making)).await {
+                    Bounded::Done(Ok(_)) if left_until(until) == Some(Duration::ZERO) => {
+                        return Bounded::TimedOut;
+                    }
                     Bounded::Done(Ok(fresh)) => Some(fresh),
                     Bounded::Done(Err(error)) => return Bounded::Done(Err(error)),
                     Bounded::TimedOut => return Bounded::TimedOut,

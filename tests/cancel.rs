@@ -7,6 +7,7 @@
 
 mod support;
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use reqwest_idempotent_retry::{
     CancellationToken, Certainty, Failure, ReportHandle, RetryBudget, RetryErrorExt, RetryReport,
     StopReason,
 };
-use reqwest_middleware::{ClientBuilder, Middleware, Next, RequestBuilder};
+use reqwest_middleware::{ClientBuilder, Next, RequestBuilder};
 use support::{Server, Step, URL, key, ms, plain_builder, plain_http, secs};
 
 /// A place where the operation waits, and what is true when it ends there.
@@ -278,20 +279,16 @@ async fn ten_thousand_drops_during_waits_leave_the_balance_as_it_was() {
 }
 
 /// A layer that always has something to do, and gives way only where tokio makes it.
-struct Restless;
-
-#[async_trait::async_trait]
-impl Middleware for Restless {
-    async fn handle(
-        &self,
-        _: Request,
-        _: &mut Extensions,
-        _: Next<'_>,
-    ) -> reqwest_middleware::Result<Response> {
+fn restless<'a>(
+    _: Request,
+    _: &'a mut Extensions,
+    _: Next<'a>,
+) -> Pin<Box<dyn Future<Output = reqwest_middleware::Result<Response>> + Send + 'a>> {
+    Box::pin(async {
         loop {
             tokio::task::consume_budget().await;
         }
-    }
+    })
 }
 
 /// Such work uses up the task's share of polls each time, and a timer that is asked after it would never
@@ -301,7 +298,7 @@ async fn work_that_never_rests_is_cut_at_its_limit_and_at_the_callers_word() {
     let limited = plain_builder().attempt_timeout(ms(50)).max_attempts(1);
     let client = ClientBuilder::new(plain_http())
         .with(limited.build().expect("valid settings"))
-        .with(Restless)
+        .with(restless)
         .build();
     let late = tokio::time::timeout(secs(10), client.get(URL).send()).await;
     let error = late.expect("cut").expect_err("no answer");
@@ -312,7 +309,7 @@ async fn work_that_never_rests_is_cut_at_its_limit_and_at_the_callers_word() {
     let unlimited = plain_builder().max_attempts(1);
     let client = ClientBuilder::new(plain_http())
         .with(unlimited.build().expect("valid settings"))
-        .with(Restless)
+        .with(restless)
         .build();
     let waiting = client.get(URL).with_extension(token.clone()).send();
     let caller = async {

@@ -21,7 +21,7 @@ use reqwest_idempotent_retry::TimeoutHeader::{self, Envoy, Grpc, Millis};
 use reqwest_idempotent_retry::ambient::{self, Context};
 use reqwest_idempotent_retry::server::ContextLayer;
 use reqwest_idempotent_retry::{
-    BodyFactory, Deadline, NoRetry, RetryMiddlewareBuilder, RetryOverride,
+    BodyFactory, Certainty, Deadline, NoRetry, RetryErrorExt, RetryMiddlewareBuilder, RetryOverride,
 };
 use reqwest_middleware::{ClientBuilder, ClientWithMiddleware, Error, Middleware, Next};
 use support::{Server, Step, URL, key, lines, lock, ms, plain_builder, plain_http, secs};
@@ -197,6 +197,22 @@ where
             Ok::<_, Infallible>(Body::from("order"))
         }
     })
+}
+
+#[tokio::test]
+async fn a_body_that_is_made_too_late_is_not_sent() {
+    let server = Server::always(200);
+    let blocking = || {
+        std::thread::sleep(ms(60));
+        std::future::ready(())
+    };
+    let order = client(&server, plain_builder())
+        .post(URL)
+        .with_extension(Deadline::after(ms(20)))
+        .with_extension(made_in(blocking));
+    let error = order.send().await.expect_err("too late");
+    let error = error.retry_error().expect("ours");
+    assert_eq!((error.certainty(), server.sends()), (Certainty::NotSent, 0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,11 +10,8 @@ mod support;
 #[path = "support/tree.rs"]
 mod tree;
 
-use std::convert::Infallible;
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use http::{Extensions, Method};
 use reqwest::{Body, Request, Response};
@@ -25,7 +22,8 @@ use reqwest_idempotent_retry::{
 };
 use reqwest_middleware::{ClientBuilder, Error, Middleware, Next, RequestBuilder};
 use support::{
-    Server, Step, URL, key, ms, plain_builder, plain_http, read_and_closed, refused, secs,
+    NeverComes, Server, Step, URL, key, ms, plain_builder, plain_http, read_and_closed, refused,
+    secs,
 };
 use tracing::{Instrument, Level, info, info_span};
 use tree::{Node, OPERATION, Tree};
@@ -450,36 +448,33 @@ impl RetryObserver for SaysSo {
     }
 }
 
-/// A body that never comes.
-struct Stalled;
-
-impl http_body::Body for Stalled {
-    type Data = bytes::Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<http_body::Frame<bytes::Bytes>, Infallible>>> {
-        Poll::Pending
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn observers_are_told_in_the_span_of_the_operation() {
     let observed = plain_builder()
         .deadline(ms(500))
         .buffer_request(1000)
         .observer(Arc::new(SaysSo));
-    for body in [Body::from("order"), Body::wrap(Stalled)] {
+    let put = |body| {
         let server = Server::script([Step::Hang]);
-        let put = server.client([build(observed.clone())]).put(URL).body(body);
-        let tree = told_by(put.send()).await;
+        server.client([build(observed.clone())]).put(URL).body(body)
+    };
+    let is_told = |tree: &Tree| {
         let (place, _) = tree.operation();
-        let events = tree.events_in(place);
         let told = |event: &Node| event.name.contains("an observer was told");
-        assert!(events.iter().any(told), "{}", tree.text());
-    }
+        assert!(tree.events_in(place).iter().any(told), "{}", tree.text());
+    };
+    is_told(&told_by(put(Body::from("order")).send()).await);
+    is_told(&told_by(put(Body::wrap(NeverComes)).send()).await);
+    let two_keys = put(Body::from("order"))
+        .with_extension(key("one"))
+        .header("idempotency-key", "another");
+    is_told(&told_by(two_keys.send()).await);
+
+    let (tree, _listening) = Tree::grow();
+    let mut sent = Box::pin(put(Body::from("order")).send());
+    assert!(tokio::time::timeout(ms(50), &mut sent).await.is_err());
+    info_span!("elsewhere").in_scope(|| drop(sent));
+    is_told(&tree);
 }
 
 #[tokio::test(start_paused = true)]

@@ -23,7 +23,7 @@ use crate::settings::Settings;
 
 /// Told of every operation of a client, for those who use neither `tracing` nor the `metrics` feature.
 ///
-/// Called on the task of the operation, between its steps: return at once, never block, never panic.
+/// Called in the operation's span, between its steps: return at once, never block, never panic.
 /// A dropped operation is told of as well, from within the drop.
 ///
 /// ```
@@ -104,37 +104,44 @@ impl Listeners {
         let Some(record) = account.attempts.last() else {
             return;
         };
-        self.span.in_scope(|| events::attempt(account, record));
-        if let Some(observer) = &self.observer {
-            observer.attempt_ended(&account.method, &account.host, record);
-        }
+        self.span.in_scope(|| {
+            events::attempt(account, record);
+            if let Some(observer) = &self.observer {
+                observer.attempt_ended(&account.method, &account.host, record);
+            }
+        });
         #[cfg(feature = "metrics")]
         self.meters.attempt(account);
     }
 
     pub(crate) fn waiting(&self, account: &Account, delay: Duration) {
-        self.span.in_scope(|| events::wait(account, delay));
-        if let Some(observer) = &self.observer {
-            observer.waiting(&account.method, &account.host, delay);
-        }
+        self.span.in_scope(|| {
+            events::wait(account, delay);
+            if let Some(observer) = &self.observer {
+                observer.waiting(&account.method, &account.host, delay);
+            }
+        });
     }
 
     pub(crate) fn breaker_turned(&self, account: &Account, key: &str, turned: Turned) {
-        self.span
-            .in_scope(|| events::breaker(&account.host, turned));
-        if let Some(observer) = &self.observer {
-            observer.breaker_turned(key, turned.state());
-        }
+        self.span.in_scope(|| {
+            events::breaker(&account.host, turned);
+            if let Some(observer) = &self.observer {
+                observer.breaker_turned(key, turned.state());
+            }
+        });
         #[cfg(feature = "metrics")]
         self.meters.breaker(turned);
     }
 
     pub(crate) fn ended(&self, account: &Account, load: Option<&Load>) {
-        self.span.in_scope(|| events::stop(account));
         events::record(&self.span, account);
-        if let Some(observer) = &self.observer {
-            observer.operation_ended(&RetryReport::from(account.clone()));
-        }
+        self.span.in_scope(|| {
+            events::stop(account);
+            if let Some(observer) = &self.observer {
+                observer.operation_ended(&RetryReport::from(account.clone()));
+            }
+        });
         if let Some(load) = load {
             load.count(account.stop, account.attempts.len());
         }

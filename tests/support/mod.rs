@@ -294,7 +294,7 @@ impl http_body::Body for BreaksOff {
 }
 
 /// A body that has been announced, and does not come.
-struct NeverComes;
+pub struct NeverComes;
 
 impl http_body::Body for NeverComes {
     type Data = Bytes;
